@@ -1,0 +1,21 @@
+"""Vision networks that know a mirrored image shows the same thing, and do half the arithmetic."""
+
+from flopping import nn, testing
+from flopping.features import Feature, Layout
+from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
+
+__all__ = [
+    "Feature",
+    "Group",
+    "Layout",
+    "flip",
+    "flipflop",
+    "flop",
+    "get_group",
+    "nn",
+    "octic",
+    "rot90",
+    "rot180",
+    "testing",
+    "trivial",
+]

@@ -1,0 +1,231 @@
+"""Features: a tuple of plain tensors, one per irrep, and the layout that says how many copies of each.
+
+A 1-dimensional irrep with multiplicity m is a tensor `(..., m)`, a d-dimensional one `(..., d, m)`. For flop
+a feature is `(even, odd)`. A layout holds no data; the leading axes `...` are free: `(B, N)` tokens,
+`(B, H, W)` maps, or rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.fx import Proxy
+
+from flopping.groups import Group, get_group
+
+Feature = tuple[Tensor, ...]
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether `torch.fx` traces the value, so that its shape can't be looked at."""
+    return isinstance(value, Proxy) or (isinstance(value, tuple) and isinstance(value[0], Proxy))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many copies of each irrep of a group a feature has.
+
+    >>> from flopping import flop, octic
+    >>> Layout.regular(flop, 384)
+    Layout(flop, even=192, odd=192)
+    >>> Layout.regular(flop, 384, extra=128)
+    Layout(flop, even=256, odd=128)
+    >>> Layout.regular(octic, 384)
+    Layout(octic, A1=48, A2=48, B1=48, B2=48, E=2x96)
+    """
+
+    group: Group
+    multiplicities: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        names = [irrep.name for irrep in self.group.irreps]
+        if len(self.multiplicities) != len(names):
+            raise ValueError(
+                f"{self.group} has {len(names)} irreps ({', '.join(names)}), got multiplicities {self.multiplicities}"
+            )
+        if any(not isinstance(m, int) or m < 0 for m in self.multiplicities) or not any(self.multiplicities):
+            raise ValueError(f"multiplicities are whole numbers, not all zero, got {self.multiplicities}")
+
+    @classmethod
+    def regular(cls, group: str | Group, dim: int, *, extra: int = 0) -> Layout:
+        """`dim` channels: copies of the regular representation, of which `extra` more are invariant."""
+        group = get_group(group)
+        copies, rest = divmod(dim - extra, group.order)
+        if rest or extra < 0 or copies < 0:
+            raise ValueError(
+                f"a regular layout for {group} needs dim - extra divisible by {group.order},"
+                f" got dim={dim}, extra={extra}"
+            )
+        multiplicities = [copies * irrep.regular_multiplicity for irrep in group.irreps]
+        return cls(group, (multiplicities[0] + extra, *multiplicities[1:]))
+
+    @classmethod
+    def invariant(cls, group: str | Group, dim: int) -> Layout:
+        """`dim` channels that the group leaves alone."""
+        return cls.regular(group, dim, extra=dim)
+
+    def __repr__(self) -> str:
+        counts = (
+            f"{irrep.name}={m}" if irrep.dim == 1 else f"{irrep.name}={irrep.dim}x{m}"
+            for irrep, m in zip(self.group.irreps, self.multiplicities, strict=True)
+        )
+        return f"Layout({self.group}, {', '.join(counts)})"
+
+    @cached_property
+    def irrep_dims(self) -> tuple[int, ...]:
+        return tuple(irrep.dim for irrep in self.group.irreps)
+
+    @cached_property
+    def part_dims(self) -> tuple[int, ...]:
+        """Channels of each part, components times copies."""
+        return tuple(d * m for d, m in zip(self.irrep_dims, self.multiplicities, strict=True))
+
+    @property
+    def dim(self) -> int:
+        """All channels of a feature."""
+        return sum(self.part_dims)
+
+    @cached_property
+    def part_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The last axes of each part: `(m,)` or `(d, m)`."""
+        pairs = zip(self.irrep_dims, self.multiplicities, strict=True)
+        return tuple((m,) if d == 1 else (d, m) for d, m in pairs)
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the regular representation; the rest are `extra` invariant channels."""
+        return self._regular_shares()[0]
+
+    @property
+    def extra(self) -> int:
+        """Invariant channels beyond the copies of the regular representation."""
+        return self._regular_shares()[1]
+
+    def _regular_shares(self) -> tuple[int, int]:
+        irreps = self.group.irreps
+        ratios = {
+            m / irrep.regular_multiplicity for irrep, m in zip(irreps[1:], self.multiplicities[1:], strict=True)
+        } or {self.multiplicities[0]}
+        copies = min(ratios)
+        if len(ratios) > 1 or copies != int(copies) or copies > self.multiplicities[0]:
+            raise ValueError(
+                "the regular basis needs equal shares of all irreps, plus extra copies of"
+                f" {irreps[0].name} at most, got {self}"
+            )
+        return int(copies), self.multiplicities[0] - int(copies)
+
+    def __mul__(self, factor: float) -> Layout:
+        """All multiplicities times a factor, e.g. the hidden layer of an MLP; the products must be whole."""
+        scaled = [m * factor for m in self.multiplicities]
+        if any(m != int(m) for m in scaled):
+            raise ValueError(f"{self} times {factor} is not a whole number of copies")
+        return Layout(self.group, tuple(int(m) for m in scaled))
+
+    def matrix(self, element: int) -> Tensor:
+        """What a group element does to packed channels, (dim, dim) in float64."""
+        blocks = [
+            torch.kron(irrep.tensor[element], torch.eye(m, dtype=torch.float64, device="cpu"))
+            for irrep, m in zip(self.group.irreps, self.multiplicities, strict=True)
+        ]
+        whole: Tensor = torch.block_diag(*blocks)
+        return whole
+
+    def split(self, packed: Tensor) -> Feature:
+        """One tensor `(..., dim)` to its parts, as views.
+
+        >>> from flopping import flop
+        >>> [tuple(part.shape) for part in Layout(flop, (3, 2)).split(torch.zeros(4, 5))]
+        [(4, 3), (4, 2)]
+        """
+        if not is_symbolic(packed) and packed.shape[-1] != self.dim:
+            raise ValueError(f"{self} has {self.dim} channels, got a tensor of shape {tuple(packed.shape)}")
+        parts = []
+        start = 0
+        for width, shape in zip(self.part_dims, self.part_shapes, strict=True):
+            part = packed.narrow(-1, start, width)
+            parts.append(part if len(shape) == 1 else part.unflatten(-1, shape))
+            start += width
+        return tuple(parts)
+
+    def merge(self, feature: Feature) -> Tensor:
+        """The parts as one tensor `(..., dim)`, in the order of the irreps: for flop [even | odd]."""
+        parts = self.parts(feature)
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([p if d == 1 else p.flatten(-2) for p, d in zip(parts, self.irrep_dims, strict=True)], -1)
+
+    def parts(self, feature: Feature, who: str = "feature") -> Feature:
+        """The parts of a feature; what is not one of this layout is refused, showing its shapes.
+
+        >>> from flopping import flop
+        >>> _ = Layout(flop, (3, 2)).parts((torch.zeros(4, 3), torch.zeros(4, 3)))
+        Traceback (most recent call last):
+        ...
+        ValueError: feature: Layout(flop, even=3, odd=2) needs parts (..., 3), (..., 2), got (4, 3), (4, 3)
+        """
+        if is_symbolic(feature):
+            return tuple(feature[i] for i in range(len(self.multiplicities)))
+        wanted = self.part_shapes
+        if not isinstance(feature, (tuple, list)) or any(not isinstance(part, Tensor) for part in feature):
+            kind = f"a tensor of shape {tuple(feature.shape)}" if isinstance(feature, Tensor) else repr(feature)
+            raise TypeError(f"{who}: a feature of {self} is a tuple of {len(wanted)} tensors, got {kind}")
+        fits = len(feature) == len(wanted)
+        if fits:
+            leading = [part.dim() - len(shape) for part, shape in zip(feature, wanted, strict=True)]
+            fits = (
+                all(
+                    n >= 0 and part.shape[n:] == shape and part.shape[:n] == feature[0].shape[:n]
+                    for n, part, shape in zip(leading, feature, wanted, strict=True)
+                )
+                and len(set(leading)) == 1
+            )
+        if not fits:
+            needs = ", ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
+            shapes = ", ".join(str(tuple(part.shape)) for part in feature)
+            raise ValueError(f"{who}: {self} needs parts {needs}, got {shapes}")
+        return tuple(feature)
+
+    def act(self, element: int, feature: Feature, grid: tuple[int, int] | None = None) -> Feature:
+        """A feature moved by a group element: components mixed by the irreps, places moved on the grid.
+
+        Parts with three leading axes are maps `(B, H, W)` and always move. Tokens `(B, N)` move when `grid`
+        says how they lie, row by row; tokens beyond height x width stand in front and stay. Rows stay.
+
+        >>> from flopping import flop
+        >>> even, odd = torch.ones(1, 2, 1), torch.tensor([[[1.0], [2.0]]])
+        >>> Layout(flop, (1, 1)).act(1, (even, odd), grid=(1, 2))[1].flatten().tolist()
+        [-2.0, -1.0]
+        """
+        moved = []
+        for irrep, part in zip(self.group.irreps, self.parts(feature), strict=True):
+            matrix = irrep.tensor[element].to(part)
+            part = part * matrix[0, 0] if irrep.dim == 1 else matrix @ part
+            moved.append(self._move(element, part, part.dim() - (1 if irrep.dim == 1 else 2), grid))
+        return tuple(moved)
+
+    def _move(self, element: int, part: Tensor, leading: int, grid: tuple[int, int] | None) -> Tensor:
+        if leading == 3:
+            return self.group.act(element, part, (1, 2))
+        if grid is None:
+            return part
+        if leading != 2 or part.shape[1] < prod(grid):
+            raise ValueError(f"grid {grid} needs parts (B, N, ...) with N >= {prod(grid)}, got {tuple(part.shape)}")
+        prefix = part.shape[1] - prod(grid)
+        places = part[:, prefix:].unflatten(1, grid)
+        return torch.cat([part[:, :prefix], self.group.act(element, places, (1, 2)).flatten(1, 2)], 1)
+
+    def random(
+        self,
+        *leading: int,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Feature:
+        """A normally distributed feature with the given leading axes."""
+        return tuple(
+            torch.randn(*leading, *shape, generator=generator, dtype=dtype, device=device) for shape in self.part_shapes
+        )

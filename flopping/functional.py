@@ -1,0 +1,151 @@
+"""Pure equivariant operations on features. The layers of `flopping.nn` hold parameters and call these.
+
+Legend: B batch, N tokens, H heads, D head width, m copies, d components of an irrep, G order of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flopping.features import Feature, Layout
+
+Pointwise = Callable[[Tensor], Tensor]
+
+
+def combine(terms: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
+    """Linear combination of equally shaped tensors; zero coefficients cost nothing.
+
+    >>> combine([torch.ones(2), torch.ones(2)], [0.5, -2.0]).tolist()
+    [-1.5, -1.5]
+    """
+    used = [(term, c) for term, c in zip(terms, coefficients, strict=True) if c]
+    if not used:
+        raise ValueError(f"a combination needs a coefficient that is not zero, got {list(coefficients)}")
+    first, c = used[0]
+    total = first if c == 1 else first * c
+    for term, c in used[1:]:
+        total = torch.add(total, term, alpha=c)
+    return total
+
+
+def add(x: Feature, y: Feature) -> Feature:
+    """Sum of two features of one layout, part by part.
+
+    >>> [part.tolist() for part in add((torch.ones(1), torch.zeros(2)), (torch.ones(1), torch.ones(2)))]
+    [[2.0], [1.0, 1.0]]
+    """
+    return tuple(a + b for a, b in zip(x, y, strict=True))
+
+
+def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor | None]:
+    """From irreps to the regular basis: one `(..., copies)` tensor per group element, and the extra channels.
+
+    A group element permutes the tensors of the list and leaves the extra channels alone.
+
+    >>> from flopping import flop
+    >>> values, extra = to_regular((torch.ones(1, 3), torch.ones(1, 1)), Layout(flop, (3, 1)))
+    >>> [v.round(decimals=3).tolist() for v in values], extra.tolist()
+    ([[[1.4140000343322754]], [[0.0]]], [[1.0, 1.0]])
+    """
+    copies, extra = layout.copies, layout.extra
+    slots: list[Tensor] = []  # rows of the Fourier matrix: (irrep, component, copy)
+    for i, irrep in enumerate(layout.group.irreps):
+        for a in range(irrep.dim):
+            component = x[i] if irrep.dim == 1 else x[i].select(-2, a)
+            for c in range(irrep.regular_multiplicity):
+                slots.append(component.narrow(-1, c * copies, copies))
+    columns = layout.group.fourier_rows
+    values = [combine(slots, [row[g] for row in columns]) for g in range(layout.group.order)] if copies else []
+    return values, x[0].narrow(-1, copies, extra) if extra else None
+
+
+def from_regular(values: Sequence[Tensor], extra: Tensor | None, like: Feature, layout: Layout) -> Feature:
+    """Inverse of `to_regular`; `like` gives parts of width zero their shape."""
+    parts: list[Tensor] = []
+    rows = iter(layout.group.fourier_rows)
+    for i, irrep in enumerate(layout.group.irreps):
+        if not values:
+            parts.append(extra if i == 0 and extra is not None else like[i])
+            continue
+        components = []
+        for _ in range(irrep.dim):
+            copies = [combine(values, next(rows)) for _ in range(irrep.regular_multiplicity)]
+            if i == 0 and extra is not None:
+                copies.append(extra)
+            components.append(copies[0] if len(copies) == 1 else torch.cat(copies, -1))
+        parts.append(components[0] if irrep.dim == 1 else torch.stack(components, -2))
+    return tuple(parts)
+
+
+def pointwise(x: Feature, layout: Layout, function: Pointwise) -> Feature:
+    """Apply an elementwise function in the regular basis, where the group only permutes.
+
+    For flop: s = f((e + o)/sqrt 2), t = f((e - o)/sqrt 2), then (s + t)/sqrt 2 and (s - t)/sqrt 2. Extra
+    invariant channels go through f directly.
+    """
+    if layout.group.order == 1:
+        return (function(x[0]),)
+    values, extra = to_regular(x, layout)
+    return from_regular([function(v) for v in values], None if extra is None else function(extra), x, layout)
+
+
+def layer_norm(x: Feature, layout: Layout, weight: Sequence[Tensor], bias: Tensor, eps: float) -> Feature:
+    """Remove the mean over the copies of each component, divide by one joint deviation, scale, shift.
+
+    Copies are normalised part by part with torch's own kernel, whose rstd = (var + eps)^-1/2 then gives the
+    joint variance: sum_parts m (var + eps) / dim = joint variance + eps. Only the trivial irrep is shifted.
+    """
+    if layout.group.order == 1:
+        return (F.layer_norm(x[0], (layout.dim,), weight[0], bias, eps),)
+    used = [i for i, m in enumerate(layout.multiplicities) if m]
+    normed, deviation = {}, {}
+    joint: Tensor | None = None
+    for i in used:
+        m = layout.multiplicities[i]
+        normed[i], _, rstd = torch.native_layer_norm(x[i], (m,), None, None, eps)
+        deviation[i] = rstd.reciprocal()
+        spread = deviation[i].square() * (m / layout.dim)
+        spread = spread if layout.irrep_dims[i] == 1 else spread.sum(-2)
+        joint = spread if joint is None else joint + spread
+    assert joint is not None  # a layout has at least one channel
+    scale = joint.rsqrt()
+    parts = list(x)
+    for i in used:
+        ratio = deviation[i] * (scale if layout.irrep_dims[i] == 1 else scale.unsqueeze(-2))
+        scaled = normed[i] * ratio
+        parts[i] = torch.addcmul(bias, scaled, weight[i]) if i == 0 else scaled * weight[i]
+    return tuple(parts)
+
+
+def attention(qkv: Feature, layout: Layout, num_heads: int, dropout: float = 0.0) -> Feature:
+    """Multi-head attention on tokens; each head owns an equal slice of every part.
+
+    `qkv` has three times the copies of `layout`, ordered (3, heads, copies per head) in each part. The dot
+    product runs over all parts of a head together, so it is invariant, and the same weights mix all values.
+    """
+    heads = []
+    for i, d in enumerate(layout.irrep_dims):
+        if layout.multiplicities[i]:
+            split_B3HND = _split_heads(qkv[i], d, num_heads)
+            heads.append(split_B3HND)
+    q, k, v = (heads[0] if len(heads) == 1 else torch.cat(heads, -1)).unbind(1)
+    mixed_BHND = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    mixed_BNHD = mixed_BHND.transpose(1, 2)
+    parts = []
+    start = 0
+    for d, m in zip(layout.irrep_dims, layout.multiplicities, strict=True):
+        width = d * m // num_heads
+        part = mixed_BNHD.narrow(-1, start, width)
+        parts.append(part.flatten(-2) if d == 1 else part.unflatten(-1, (d, -1)).transpose(-3, -2).flatten(-2))
+        start += width
+    return tuple(parts)
+
+
+def _split_heads(part: Tensor, d: int, num_heads: int) -> Tensor:
+    """`(B, N, [d,] 3 m)` to `(B, 3, H, N, d m / H)`."""
+    split: Tensor = part.unflatten(-1, (3, num_heads, -1))
+    return split.permute(0, 2, 3, 1, 4) if d == 1 else split.permute(0, 3, 4, 1, 2, 5).flatten(-2)

@@ -1,0 +1,266 @@
+"""Functions on a small grid (pixels of a patch, tokens of an image, taps of a filter), split by irrep.
+
+A group permutes the places of a grid, so functions on it fall apart into irreps. `Fold` does that split, an
+orthonormal change of basis made of slices, mirror images and sums; patch embedding, downsampling and token
+mixing are a fold and a `Linear`. `Symmetric` builds functions of one irrep from their free values; position
+embeddings and depthwise filters store only those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import ceil, prod, sqrt
+
+import torch
+from torch import Tensor, nn
+
+from flopping.features import Layout
+from flopping.functional import combine
+from flopping.groups import Group, Irrep
+
+Grid = tuple[int, int]
+
+_HALF = sqrt(0.5)
+
+
+def check_square(group: Group, grid: Grid, who: str) -> None:
+    """Refuse, on behalf of `who`, a rectangle whose rows and columns the group would swap."""
+    group.require_grid(who)
+    if group.swaps_axes and grid[0] != grid[1]:
+        raise ValueError(f"{who}: {group} turns rows into columns and needs a square grid, got {grid}")
+
+
+class Fold(nn.Module):
+    """Split two axes `(dim, dim + 1)` of a tensor, a grid of places, into irreps.
+
+    `fold(x)[irrep][component]` has one axis in place of the two, as long as the irrep's multiplicity. The
+    law: folding the moved grid gives the folded grid, components mixed by the irrep.
+
+    >>> from flopping import flop
+    >>> (even,), (odd,) = Fold(flop, (1, 3), dim=-2)(torch.tensor([[1.0, 5.0, 1.0]]))
+    >>> even.tolist(), odd.tolist()
+    ([1.4142135381698608, 5.0], [0.0])
+    """
+
+    places: Tensor
+
+    def __init__(self, group: Group, grid: Grid, dim: int) -> None:
+        super().__init__()
+        check_square(group, grid, "fold")
+        if dim >= -1:
+            raise ValueError(f"dim counts from the end and has a neighbour: -2 or less, got {dim}")
+        self.group, self.grid, self.dim = group, grid, dim
+        if group.is_abelian_real:
+            self.one_line, self.axes, self.parities = _mirrors(group)
+        else:
+            places, self.rows = _orbit_rows(group, grid)
+            self.register_buffer("places", places.clone(), persistent=False)
+
+    @property
+    def layout(self) -> Layout:
+        """The irreps that one channel on the grid splits into.
+
+        >>> from flopping import flop, octic
+        >>> Fold(flop, (7, 7), dim=-2).layout
+        Layout(flop, even=28, odd=21)
+        >>> Fold(octic, (16, 16), dim=-2).layout
+        Layout(octic, A1=36, A2=28, B1=28, B2=36, E=2x64)
+        """
+        return Layout(self.group, tuple(len(basis[0]) for basis in basis_of(self.group, self.grid)))
+
+    def extra_repr(self) -> str:
+        return f"{self.group}, grid={self.grid}, dim={self.dim}"
+
+    def forward(self, x: Tensor) -> list[list[Tensor]]:
+        if not self.group.is_abelian_real:
+            return self._fold_orbits(x.flatten(self.dim, self.dim + 1))
+        if self.one_line:
+            x = x.flatten(self.dim, self.dim + 1).unsqueeze(self.dim)
+        blocks: dict[tuple[int, ...], Tensor] = {(): x}
+        for axis in self.axes:
+            halves = {p: _mirror(b, self.dim + axis, self._lines[axis]) for p, b in blocks.items()}
+            blocks = {(*p, side): pair[side] for p, pair in halves.items() for side in (0, 1)}
+        return [[blocks[parity].flatten(self.dim, self.dim + 1)] for parity in self.parities]
+
+    def inverse(self, parts: Sequence[Tensor]) -> Tensor:
+        """Back to the two axes; for groups whose irreps are all 1-dimensional."""
+        self.group.require_signs("the inverse of a fold")
+        along = self.dim + 1  # the places of a part are one axis, at the later of the two positions
+        blocks: dict[tuple[int, ...], Tensor] = {
+            parity: part.unflatten(along, self._block_shape(parity))
+            for parity, part in zip(self.parities, parts, strict=True)
+        }
+        for axis in reversed(self.axes):
+            stems = {parity[:-1]: None for parity in blocks}
+            blocks = {
+                stem: _unmirror(blocks[(*stem, 0)], blocks[(*stem, 1)], self.dim + axis, self._lines[axis])
+                for stem in stems
+            }
+        whole = blocks[()]
+        return whole.flatten(self.dim, along).unflatten(along, self.grid) if self.one_line else whole
+
+    @property
+    def _lines(self) -> Grid:
+        return (1, prod(self.grid)) if self.one_line else self.grid
+
+    def _block_shape(self, parity: tuple[int, ...]) -> list[int]:
+        shape = list(self._lines)
+        for axis, odd in zip(self.axes, parity, strict=True):
+            shape[axis] = shape[axis] // 2 if odd else ceil(shape[axis] / 2)
+        return shape
+
+    def _fold_orbits(self, x: Tensor) -> list[list[Tensor]]:
+        along = self.dim + 1
+        slabs = x.index_select(along, self.places)
+        parts: list[list[list[Tensor]]] = [[[] for _ in range(irrep.dim)] for irrep in self.group.irreps]
+        start = 0
+        for size, rows in self.rows:
+            terms = [slabs.narrow(along, start + g * size, size) for g in range(self.group.order)]
+            start += size * self.group.order
+            for i, components in enumerate(rows):
+                for a, copies in enumerate(components):
+                    parts[i][a] += [combine(terms, row) for row in copies]
+        none = x.narrow(along, 0, 0)  # an irrep that this grid doesn't have
+        return [[torch.cat(copies or [none], along) for copies in components] for components in parts]
+
+
+@lru_cache
+def basis_of(group: Group, grid: Grid) -> tuple[Tensor, ...]:
+    """The orthonormal basis that `Fold` uses: for each irrep `(d, multiplicity, h * w)` in float64."""
+    with torch.device("cpu"):  # a cached value must not follow the caller's default device
+        places = torch.eye(prod(grid), dtype=torch.float64).unflatten(1, grid)
+        return tuple(torch.stack(components).transpose(1, 2) for components in Fold(group, grid, dim=-2)(places))
+
+
+class Symmetric(nn.Module):
+    """Functions f on a grid that follow one irrep, `f(g p) = rho(g) f(p)`, given by their free values.
+
+    A 1-dimensional irrep makes every place of an orbit hold the same free value, up to a sign, or zero on a
+    mirror line. One of dimension d makes a function with d components.
+
+    >>> from flopping import flop
+    >>> odd = Symmetric(flop, (1, 3), irrep=1)
+    >>> odd.free, odd(torch.tensor([[7.0]])).flatten().tolist()
+    (1, [7.0, 0.0, -7.0])
+    """
+
+    index: Tensor
+    sign: Tensor
+    basis: Tensor
+
+    def __init__(
+        self,
+        group: Group,
+        grid: Grid,
+        irrep: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.group, self.grid, self.irrep = group, grid, irrep
+        basis = _unit_basis(group, grid, irrep)
+        self.free = basis.shape[1]
+        """How many values determine such a function."""
+        dtype = dtype or torch.get_default_dtype()
+        self.components = group.irreps[irrep].dim
+        if self.components == 1 and self.free:
+            index = basis.abs().argmax(1)
+            sign = basis.gather(1, index[:, None])
+            self.register_buffer("index", index.to(device=device, copy=True), persistent=False)
+            self.register_buffer("sign", sign.to(device=device, dtype=dtype, copy=True), persistent=False)
+        else:
+            self.register_buffer("basis", basis.to(device=device, dtype=dtype, copy=True), persistent=False)
+
+    def extra_repr(self) -> str:
+        return f"{self.group.irreps[self.irrep].name}, grid={self.grid}, free={self.free}"
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Free values `(free, m)` to functions on all places, `(h * w, [d,] m)`."""
+        if self.components == 1 and self.free:
+            return values.index_select(0, self.index) * self.sign
+        table = self.basis @ values
+        return table if self.components == 1 else table.unflatten(0, (-1, self.components))
+
+    def fit(self, table: Tensor) -> Tensor:
+        """The free values nearest to given functions: inverse of `forward`."""
+        basis = _unit_basis(self.group, self.grid, self.irrep).to(table)
+        return (basis.T @ table.flatten(0, -2)) / basis.square().sum(0)[:, None]
+
+
+@lru_cache
+def _unit_basis(group: Group, grid: Grid, irrep: int) -> Tensor:
+    """`(h * w * d, free)`: columns are the functions of single free values, of size one where not zero."""
+    value = group.irreps[irrep]
+    with torch.device("cpu"):
+        turned = torch.einsum("kab,bnp->pakn", value.endomorphisms, basis_of(group, grid)[irrep]).flatten(2)
+        size = torch.linalg.vector_norm(turned, dim=1, keepdim=True)  # the same on every place of an orbit
+        return (turned / size.amax(0, keepdim=True)).flatten(0, 1)
+
+
+def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:
+    half = places // 2
+    left, right = x.narrow(dim, 0, half) * _HALF, x.narrow(dim, places - half, half).flip(dim)
+    even, odd = torch.add(left, right, alpha=_HALF), torch.sub(left, right, alpha=_HALF)
+    if places % 2:
+        even = torch.cat([even, x.narrow(dim, half, 1)], dim)
+    return even, odd
+
+
+def _unmirror(even: Tensor, odd: Tensor, dim: int, places: int) -> Tensor:
+    half = places // 2
+    sides = even.narrow(dim, 0, half) * _HALF
+    left, right = torch.add(sides, odd, alpha=_HALF), torch.sub(sides, odd, alpha=_HALF).flip(dim)
+    middle = [even.narrow(dim, half, 1)] if places % 2 else []
+    return torch.cat([left, *middle, right], dim)
+
+
+@lru_cache
+def _mirrors(group: Group) -> tuple[bool, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """How a group of mirrors folds: places read as one line?, mirrored axes, parity of each irrep along them.
+
+    A rotation by 180 degrees is the mirror image of the places read row by row.
+    """
+    flips = {symmetry.flipped_axes: element for element, symmetry in enumerate(group.symmetries)}
+    one_line = (0, 1) in flips and len(flips) == 2
+    axes = (1,) if one_line else tuple(axis for axis in (1, 0) if (axis,) in flips)
+    elements = [flips[(0, 1)]] if one_line else [flips[(axis,)] for axis in axes]
+    parities = tuple(tuple(int(irrep.signs[e] < 0) for e in elements) for irrep in group.irreps)
+    return one_line, axes, parities
+
+
+Rows = list[list[list[list[float]]]]  # [irrep][component][copy][element]
+
+
+@lru_cache
+def _orbit_rows(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, Rows]]]:
+    """The general fold: places sorted by orbits, and how each kind of orbit splits into irreps.
+
+    Orbits of one kind share the stabiliser S of their first place p. A vector v that S leaves alone gives a
+    copy of the irrep: component a is sqrt(d / |G||S|) sum_g (rho(g) v)[a] x[g p].
+    """
+    index = torch.arange(prod(grid), device="cpu").view(grid)
+    moved = torch.stack([group.act(group.inverse(g), index).flatten() for g in range(group.order)])  # moved[g, p] = g p
+    first = (moved >= moved[0]).all(0).nonzero().flatten()
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for place in first.tolist():
+        stabiliser = tuple((moved[:, place] == place).nonzero().flatten().tolist())
+        kinds.setdefault(stabiliser, []).append(place)
+    places = torch.cat([moved[:, kinds[kind]].flatten() for kind in kinds])
+    return places, [(len(found), [_copies(irrep, kind) for irrep in group.irreps]) for kind, found in kinds.items()]
+
+
+def _copies(irrep: Irrep, stabiliser: tuple[int, ...]) -> list[list[list[float]]]:
+    """Coefficients [component][copy][element] of one irrep on an orbit with this stabiliser."""
+    invariant = irrep.tensor[list(stabiliser)].mean(0)
+    taken = torch.zeros(irrep.dim, 0, dtype=torch.float64, device="cpu")
+    vectors = []
+    for column in invariant.T:
+        rest = column - taken @ (taken.T @ column)
+        if rest.norm() > 1e-6:  # a projection's columns are zero or of order one
+            vectors.append(rest / rest.norm())
+            taken = torch.cat([taken, (irrep.endomorphisms @ vectors[-1]).T], 1)
+    scale = sqrt(irrep.dim / (len(irrep.matrices) * len(stabiliser)))
+    rows = [(irrep.tensor @ vector).T * scale for vector in vectors]  # (component, element) for each copy
+    return [[row[a].tolist() for row in rows] for a in range(irrep.dim)]

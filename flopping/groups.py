@@ -1,0 +1,376 @@
+"""Finite groups as values: elements, multiplication, real irreps, Fourier matrix, action on the pixel grid.
+
+The seven groups of the square pixel grid are module constants. `Group.from_matrices` makes a group of any
+finite set of matrices; without an action on the grid it serves every layer that only looks at channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from flopping import representations
+from flopping.representations import SchurType
+
+Matrix = tuple[tuple[float, ...], ...]
+
+_TOLERANCE = 1e-9  # laws of a group are checked in float64; its matrices have entries of order one
+
+
+@dataclass(frozen=True)
+class Irrep:
+    """A real irreducible representation: one orthogonal matrix per element of its group, in their order.
+
+    >>> octic.irreps[-1]
+    Irrep('E', dim=2, type=real)
+    """
+
+    name: str
+    matrices: tuple[Matrix, ...]
+
+    def __post_init__(self) -> None:
+        representations.schur_type(self.tensor)  # refuses what is not irreducible
+
+    def __repr__(self) -> str:
+        return f"Irrep({self.name!r}, dim={self.dim}, type={self.type.value})"
+
+    @property
+    def dim(self) -> int:
+        return len(self.matrices[0])
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """All matrices, (|G|, d, d) in float64."""
+        return torch.tensor(self.matrices, dtype=torch.float64, device="cpu")
+
+    @cached_property
+    def type(self) -> SchurType:
+        return representations.schur_type(self.tensor)
+
+    @cached_property
+    def endomorphisms(self) -> Tensor:
+        """Orthogonal basis of the matrices that commute with the irrep, (1, 2 or 4, d, d), identity first."""
+        with torch.device("cpu"):  # a cached value must not follow the caller's default device
+            return representations.endomorphisms(self.tensor)
+
+    @cached_property
+    def endomorphism_rows(self) -> tuple[Matrix, ...]:
+        """The endomorphisms as plain numbers, for sums that are written out in traced code."""
+        return tuple(_as_tuples(matrix) for matrix in self.endomorphisms)
+
+    @property
+    def regular_multiplicity(self) -> int:
+        """How often the regular representation contains this irrep."""
+        return self.dim // self.type.degree
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """The character of a 1-dimensional irrep: +1 or -1 per element."""
+        if self.dim != 1:
+            raise ValueError(f"signs belong to 1-dimensional irreps, got {self}")
+        return tuple(round(matrix[0][0]) for matrix in self.matrices)
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """A symmetry of the square as a signed permutation of the centred (row, column) coordinates.
+
+    It acts on images from the left: `(g f)(p) = f(g^-1 p)`, so `g(h(f)) == (g @ h)(f)`.
+
+    >>> turn = rot90.symmetries[1]
+    >>> turn(torch.tensor([[1, 2], [3, 4]])).tolist()
+    [[2, 4], [1, 3]]
+    """
+
+    matrix: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def transposes(self) -> bool:
+        return self.matrix[0][0] == 0
+
+    @property
+    def flipped_axes(self) -> tuple[int, ...]:
+        """Axes of (row, column) that are reversed after the transposition."""
+        return tuple(axis for axis in (0, 1) if sum(self.matrix[axis]) < 0)
+
+    def __call__(self, image: Tensor, dims: tuple[int, int] = (-2, -1)) -> Tensor:
+        """Move the pixels of `image`, whose rows and columns are the axes `dims`."""
+        if self.transposes:
+            image = image.transpose(*dims)
+        flipped = [dims[axis] for axis in self.flipped_axes]
+        return image.flip(flipped) if flipped else image
+
+
+@dataclass(frozen=True)
+class Group:
+    """A finite group with its real irreps, the trivial one first.
+
+    The law: `irrep.matrices[table[g][h]] == irrep.matrices[g] @ irrep.matrices[h]` for every irrep, and the
+    same for `symmetries`, the group's action on the pixel grid (empty for a group that has none).
+
+    >>> flop
+    flop
+    >>> flipflop.elements
+    ('identity', 'flop', 'flip', 'rot180')
+    >>> octic.order, [irrep.name for irrep in octic.irreps]
+    (8, ['A1', 'A2', 'B1', 'B2', 'E'])
+    """
+
+    name: str
+    elements: tuple[str, ...]
+    table: tuple[tuple[int, ...], ...] = field(repr=False)
+    irreps: tuple[Irrep, ...] = field(repr=False)
+    symmetries: tuple[Symmetry, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        table = self._check_table()
+        for irrep in self.irreps:
+            _check_homomorphism(self.name, irrep, table)
+        if any(entry != ((1.0,),) for entry in self.irreps[0].matrices):
+            raise ValueError(f"group {self.name}: the first irrep must be the trivial one, got {self.irreps[0]}")
+        total = sum(irrep.dim * irrep.regular_multiplicity for irrep in self.irreps)
+        if total != self.order:
+            raise ValueError(
+                f"group {self.name}: irreps {list(self.irreps)} fill {total} of the {self.order} dimensions of"
+                " the regular representation; one is missing, repeated or not irreducible"
+            )
+        if self.symmetries and len(self.symmetries) != self.order:
+            raise ValueError(f"group {self.name}: {len(self.symmetries)} symmetries for {self.order} elements")
+
+    def _check_table(self) -> Tensor:
+        table = torch.tensor(self.table, device="cpu")
+        expected = torch.arange(self.order, device="cpu")
+        latin = table.shape == (self.order, self.order) and all(
+            torch.equal(
+                table.sort(axis).values, expected.expand_as(table) if axis else expected[:, None].expand_as(table)
+            )
+            for axis in (0, 1)
+        )
+        if not latin or not torch.equal(table[0], expected) or not torch.equal(table[:, 0], expected):
+            raise ValueError(f"group {self.name}: not a multiplication table with the identity first: {self.table}")
+        return table
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.elements))
+
+    def __deepcopy__(self, memo: object) -> Group:
+        return self  # a value: copies of a network share it
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if grid_groups().get(self.name) is self:
+            return get_group, (self.name,)
+        return Group, (self.name, self.elements, self.table, self.irreps, self.symmetries)
+
+    @property
+    def order(self) -> int:
+        return len(self.elements)
+
+    @property
+    def is_abelian_real(self) -> bool:
+        """All irreps are 1-dimensional: every feature only changes sign."""
+        return all(irrep.dim == 1 for irrep in self.irreps)
+
+    @property
+    def swaps_axes(self) -> bool:
+        """Some element maps rows to columns, so position-dependent layers need square grids."""
+        return any(symmetry.transposes for symmetry in self.symmetries)
+
+    @cached_property
+    def fourier(self) -> Tensor:
+        """Orthonormal (|G|, |G|) matrix from the regular representation to the irreps.
+
+        Rows are ordered (irrep, component, copy): row (i, a, c) holds sqrt(d_i / |G|) rho_i(g)[a, c] in column
+        g. For flop it is [[1, 1], [1, -1]] / sqrt(2).
+
+        >>> (flop.fourier * 2**0.5).round().tolist()
+        [[1.0, 1.0], [1.0, -1.0]]
+        """
+        rows = [
+            irrep.tensor[:, :, : irrep.regular_multiplicity].flatten(1).T * sqrt(irrep.dim / self.order)
+            for irrep in self.irreps
+        ]
+        return torch.cat(rows)
+
+    @cached_property
+    def fourier_rows(self) -> Matrix:
+        """The Fourier matrix as plain numbers, for sums that are written out in traced code."""
+        return _as_tuples(self.fourier)
+
+    def product(self, left: int, right: int) -> int:
+        return self.table[left][right]
+
+    def inverse(self, element: int) -> int:
+        return self.table[element].index(0)
+
+    def irrep_product(self, left: int, right: int) -> int:
+        """Index of the tensor product of two 1-dimensional irreps, again a 1-dimensional irrep."""
+        signs = tuple(a * b for a, b in zip(self.irreps[left].signs, self.irreps[right].signs, strict=True))
+        return next(i for i, irrep in enumerate(self.irreps) if irrep.dim == 1 and irrep.signs == signs)
+
+    def require_grid(self, who: str) -> None:
+        """Refuse, on behalf of `who`, a group that doesn't act on pixels."""
+        if not self.symmetries:
+            raise ValueError(f"{who} needs a group that acts on the pixel grid ({GRID_NAMES}), got {self}")
+
+    def require_signs(self, who: str) -> None:
+        """Refuse, on behalf of `who`, a group with irreps of dimension above one."""
+        if not self.is_abelian_real:
+            large = [irrep.name for irrep in self.irreps if irrep.dim > 1]
+            supported = ", ".join(name for name, group in grid_groups().items() if group.is_abelian_real)
+            raise ValueError(
+                f"{who} supports groups whose irreps are all 1-dimensional ({supported}),"
+                f" got {self} with {', '.join(large)}"
+            )
+
+    def act(self, element: int, image: Tensor, dims: tuple[int, int] = (-2, -1)) -> Tensor:
+        """The image moved by an element; `dims` are the axes of its rows and columns."""
+        self.require_grid("acting on an image")
+        return self.symmetries[element](image, dims)
+
+    def embedding(self, subgroup: Group) -> tuple[int, ...]:
+        """Where the elements of a subgroup stand among this group's, matched by their action on the grid.
+
+        >>> octic.embedding(flop)
+        (0, 4)
+        """
+        self.require_grid("finding a subgroup")
+        missing = [n for n, s in zip(subgroup.elements, subgroup.symmetries, strict=True) if s not in self.symmetries]
+        if missing:
+            raise ValueError(f"{subgroup} is not a subgroup of {self}: {self} has no {', '.join(missing)}")
+        return tuple(self.symmetries.index(symmetry) for symmetry in subgroup.symmetries)
+
+    @lru_cache  # noqa: B019 - groups are module constants or live as long as their layers
+    def restriction(self, subgroup: Group) -> tuple[tuple[tuple[int, ...], Matrix], ...]:
+        """What each irrep becomes on a subgroup: multiplicities of the subgroup's irreps, and the basis Q.
+
+        The law: `rho_i(h) = Q (blockdiag_j sigma_j(h) kron I_m) Q^T` for h in the subgroup.
+
+        >>> [multiplicities for multiplicities, _ in octic.restriction(flop)]
+        [(1, 0), (0, 1), (1, 0), (0, 1), (1, 1)]
+        """
+        indices = list(self.embedding(subgroup))
+        found = []
+        with torch.device("cpu"):
+            table = torch.tensor(subgroup.table)
+            for irrep in self.irreps:
+                decomposition = representations.decompose(irrep.tensor[indices], table, subgroup.real_irreps)
+                found.append((decomposition.multiplicities, _as_tuples(decomposition.basis)))
+        return tuple(found)
+
+    @property
+    def real_irreps(self) -> tuple[representations.RealIrrep, ...]:
+        return tuple(representations.RealIrrep(i.tensor, i.type, i.endomorphisms) for i in self.irreps)
+
+    @classmethod
+    def from_matrices(cls, name: str, matrices: Tensor | Sequence[Tensor]) -> Group:
+        """The abstract group that `matrices` generate; irreps are found numerically.
+
+        It has no action on the pixel grid: layers that only look at channels take it.
+
+        >>> turn = torch.tensor([[0.0, -1.0], [1.0, -1.0]])
+        >>> Group.from_matrices("C3", [turn]).irreps
+        (Irrep('irrep0', dim=1, type=real), Irrep('irrep1', dim=2, type=complex))
+        """
+        elements = representations.close([m.double() for m in matrices])
+        table = representations.multiplication_table(elements)
+        irreps = tuple(
+            Irrep(f"irrep{i}", tuple(_as_tuples(m) for m in irrep.matrices))
+            for i, irrep in enumerate(representations.real_irreps(table))
+        )
+        names = ("identity", *(f"g{i}" for i in range(1, len(elements))))
+        return cls(name, names, _as_indices(table), irreps)
+
+
+def _as_tuples(matrix: Tensor) -> Matrix:
+    return tuple(tuple(row) for row in matrix.tolist())
+
+
+def _as_indices(table: Tensor) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(row) for row in table.tolist())
+
+
+def _check_homomorphism(group: str, irrep: Irrep, table: Tensor) -> None:
+    matrices = irrep.tensor
+    if len(matrices) != len(table):
+        raise ValueError(f"group {group}: {irrep} has {len(matrices)} matrices for {len(table)} elements")
+    error = (torch.einsum("gab,hbc->ghac", matrices, matrices) - matrices[table]).abs().amax()
+    if error > _TOLERANCE:
+        raise ValueError(f"group {group}: {irrep} does not follow the group's multiplication, by {error:.1e}")
+
+
+_SYMMETRIES = {
+    "identity": Symmetry(((1, 0), (0, 1))),
+    "rot90": Symmetry(((0, -1), (1, 0))),
+    "rot180": Symmetry(((-1, 0), (0, -1))),
+    "rot270": Symmetry(((0, 1), (-1, 0))),
+    "flop": Symmetry(((1, 0), (0, -1))),
+    "transpose": Symmetry(((0, 1), (1, 0))),
+    "flip": Symmetry(((-1, 0), (0, 1))),
+    "antitranspose": Symmetry(((0, -1), (-1, 0))),
+}
+
+
+def _grid_group(name: str, elements: str, irreps: dict[str, str]) -> Group:
+    """A subgroup of the square's symmetries; 1-dimensional irreps as signs, 'plane' for the 2x2 matrices."""
+    names = tuple(elements.split())
+    symmetries = tuple(_SYMMETRIES[n] for n in names)
+    planes = torch.tensor([s.matrix for s in symmetries], dtype=torch.float64)
+
+    def matrices(signs: str) -> tuple[Matrix, ...]:
+        if signs == "plane":
+            return tuple(_as_tuples(m) for m in planes)
+        return tuple(((float(f"{sign}1"),),) for sign in signs)
+
+    return Group(
+        name,
+        names,
+        _as_indices(representations.multiplication_table(planes)),
+        tuple(Irrep(n, matrices(signs)) for n, signs in irreps.items()),
+        symmetries,
+    )
+
+
+trivial = _grid_group("trivial", "identity", {"even": "+"})
+flop = _grid_group("flop", "identity flop", {"even": "++", "odd": "+-"})
+flip = _grid_group("flip", "identity flip", {"even": "++", "odd": "+-"})
+rot180 = _grid_group("rot180", "identity rot180", {"even": "++", "odd": "+-"})
+flipflop = _grid_group(
+    "flipflop",  # the names say what a flop does, then what a flip does
+    "identity flop flip rot180",
+    {"even_even": "++++", "odd_even": "+-+-", "even_odd": "++--", "odd_odd": "+--+"},
+)
+rot90 = _grid_group("rot90", "identity rot90 rot180 rot270", {"A": "++++", "B": "+-+-", "E": "plane"})
+octic = _grid_group(
+    "octic",
+    "identity rot90 rot180 rot270 flop transpose flip antitranspose",
+    {"A1": "++++++++", "A2": "++++----", "B1": "+-+-+-+-", "B2": "+-+--+-+", "E": "plane"},
+)
+
+
+def grid_groups() -> dict[str, Group]:
+    """The groups of the pixel grid by name, smallest first."""
+    return {g.name: g for g in (trivial, flop, flip, rot180, flipflop, rot90, octic)}
+
+
+GRID_NAMES = ", ".join(grid_groups())
+
+
+def get_group(group: str | Group) -> Group:
+    """A group by name; a group passes through.
+
+    >>> get_group("octic") is octic
+    True
+    """
+    if isinstance(group, Group):
+        return group
+    if group not in grid_groups():
+        raise ValueError(f"unknown group {group!r}; the groups of the pixel grid are {GRID_NAMES}")
+    return grid_groups()[group]

@@ -1,0 +1,38 @@
+"""Equivariant layers. A feature goes in and out as a tuple of tensors, one per irrep of the group."""
+
+from flopping.nn.activation import Activation, Dropout, DropPath
+from flopping.nn.attention import Attention
+from flopping.nn.block import Mlp, TransformerBlock
+from flopping.nn.conv import DepthwiseConv2d, Downsample
+from flopping.nn.embed import ClassToken, PatchEmbed, PosEmbed
+from flopping.nn.handoff import AbsToInvariant, InvariantHead, Restrict, ToInvariant, ToRegular
+from flopping.nn.linear import Linear
+from flopping.nn.mix import TokenMix
+from flopping.nn.module import Module, Sequential
+from flopping.nn.norm import Affine, LayerNorm, LayerScale
+
+__all__ = [
+    "AbsToInvariant",
+    "Activation",
+    "Affine",
+    "Attention",
+    "ClassToken",
+    "DepthwiseConv2d",
+    "Downsample",
+    "DropPath",
+    "Dropout",
+    "InvariantHead",
+    "LayerNorm",
+    "LayerScale",
+    "Linear",
+    "Mlp",
+    "Module",
+    "PatchEmbed",
+    "PosEmbed",
+    "Restrict",
+    "Sequential",
+    "ToInvariant",
+    "ToRegular",
+    "TokenMix",
+    "TransformerBlock",
+]

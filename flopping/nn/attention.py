@@ -1,0 +1,51 @@
+"""Attention between tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from flopping import functional
+from flopping.features import Feature, Layout
+from flopping.nn.activation import Dropout
+from flopping.nn.linear import Linear
+from flopping.nn.module import Module
+
+
+class Attention(Module):
+    """Multi-head self-attention on tokens `(B, N, ...)`; each head owns an equal slice of every part.
+
+    The law: it commutes with the group's action on channels and with any permutation of the tokens.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 16)
+    >>> [tuple(part.shape) for part in Attention(layout, num_heads=2)(layout.random(3, 5))]
+    [(3, 5, 8), (3, 5, 8)]
+    """
+
+    in_layout: Layout
+
+    def __init__(
+        self,
+        layout: Layout,
+        num_heads: int = 8,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, layout)
+        if num_heads < 1 or any(m % num_heads for m in layout.multiplicities):
+            raise ValueError(f"every head needs an equal slice of every part: {num_heads} heads do not divide {layout}")
+        self.num_heads = num_heads
+        self.attn_drop = attn_drop
+        self.qkv = Linear(layout, layout * 3, bias=qkv_bias, device=device, dtype=dtype)
+        self.proj = Linear(layout, layout, device=device, dtype=dtype)
+        self.proj_drop = Dropout(layout, proj_drop)
+
+    def forward(self, x: Feature) -> Feature:
+        dropout = self.attn_drop if self.training else 0.0
+        mixed = functional.attention(self.qkv(x), self.in_layout, self.num_heads, dropout)
+        out: Feature = self.proj_drop(self.proj(mixed))
+        return out

@@ -1,0 +1,97 @@
+"""The MLP and the transformer block."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flopping import functional
+from flopping.features import Feature, Layout
+from flopping.functional import Pointwise
+from flopping.nn.activation import Activation, Dropout, DropPath
+from flopping.nn.attention import Attention
+from flopping.nn.linear import Linear
+from flopping.nn.module import Module
+from flopping.nn.norm import LayerNorm, LayerScale
+
+
+class Mlp(Module):
+    """Linear, activation, Linear, on every place for itself.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 8)
+    >>> Mlp(layout).hidden
+    Layout(flop, even=16, odd=16)
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        hidden: Layout | None = None,
+        function: Pointwise = F.gelu,
+        drop: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, layout)
+        self.hidden = layout * 4 if hidden is None else hidden
+        self.fc1 = Linear(layout, self.hidden, device=device, dtype=dtype)
+        self.act = Activation(self.hidden, function)
+        self.drop1 = Dropout(self.hidden, drop)
+        self.fc2 = Linear(self.hidden, layout, device=device, dtype=dtype)
+        self.drop2 = Dropout(layout, drop)
+
+    def forward(self, x: Feature) -> Feature:
+        out: Feature = self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+        return out
+
+
+class TransformerBlock(Module):
+    """Pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))).
+
+    `init_value=None` leaves the layer scales out. With `group=trivial` it is the ordinary block.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 16)
+    >>> [tuple(part.shape) for part in TransformerBlock(layout, num_heads=2)(layout.random(3, 5))]
+    [(3, 5, 8), (3, 5, 8)]
+    """
+
+    in_layout: Layout
+
+    def __init__(
+        self,
+        layout: Layout,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        init_value: float | None = 1e-4,
+        function: Pointwise = F.gelu,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        drop_path: float = 0.0,
+        eps: float = 1e-6,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, layout)
+
+        def scale() -> nn.Module:
+            return nn.Identity() if init_value is None else LayerScale(layout, init_value, device=device, dtype=dtype)
+
+        self.norm1 = LayerNorm(layout, eps, device=device, dtype=dtype)
+        self.attn = Attention(layout, num_heads, qkv_bias, attn_drop, proj_drop, device=device, dtype=dtype)
+        self.ls1 = scale()
+        self.drop_path1 = DropPath(layout, drop_path)
+        self.norm2 = LayerNorm(layout, eps, device=device, dtype=dtype)
+        self.mlp = Mlp(layout, layout * mlp_ratio, function, proj_drop, device=device, dtype=dtype)
+        self.ls2 = scale()
+        self.drop_path2 = DropPath(layout, drop_path)
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "TransformerBlock")
+        x = functional.add(x, self.drop_path1(self.ls1(self.attn(self.norm1(x)))))
+        return functional.add(x, self.drop_path2(self.ls2(self.mlp(self.norm2(x)))))

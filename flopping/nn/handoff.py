@@ -1,0 +1,186 @@
+"""The end of an equivariant stretch: hand-offs to ordinary or invariant features, a smaller group, the head.
+
+The law differs from layer to layer and stands in each docstring.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from flopping import functional
+from flopping.features import Feature, Layout
+from flopping.functional import combine
+from flopping.groups import Group, get_group, trivial
+from flopping.nn.module import Module
+
+
+class ToRegular(Module):
+    """Hybrid hand-off: back to the regular basis, where ordinary blocks may follow.
+
+    The result is one part of the trivial group: for flop [(e + o)/sqrt 2 | (e - o)/sqrt 2]. The law: a group
+    element permutes the blocks of the result; what follows need not respect that.
+
+    >>> from flopping import flop
+    >>> layer = ToRegular(Layout.regular(flop, 4))
+    >>> (x,) = layer((torch.ones(1, 2), torch.zeros(1, 2)))
+    >>> tuple(x.shape), layer.out_layout
+    ((1, 4), Layout(trivial, even=4))
+    """
+
+    in_layout: Layout
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout, Layout.regular(trivial, layout.dim))
+        layout._regular_shares()
+
+    def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
+        """It gives up the group on purpose."""
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "ToRegular")
+        values, extra = functional.to_regular(x, self.in_layout)
+        return (torch.cat(values if extra is None else [*values, extra], -1),)
+
+
+class ToInvariant(Module):
+    """Invariant hand-off: drop all but the trivial irrep and map it to `dim` channels by one linear layer.
+
+    The law: the result does not change under the group, apart from its places.
+
+    >>> from flopping import flop
+    >>> layer = ToInvariant(Layout.regular(flop, 4))
+    >>> [tuple(part.shape) for part in layer((torch.ones(1, 2), torch.ones(1, 2)))], layer.out_layout
+    ([(1, 4), (1, 0)], Layout(flop, even=4, odd=0))
+    """
+
+    in_layout: Layout
+
+    def __init__(
+        self,
+        layout: Layout,
+        dim: int | None = None,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        dim = layout.dim if dim is None else dim
+        super().__init__(layout, Layout.invariant(layout.group, dim))
+        self.linear = nn.Linear(layout.multiplicities[0], dim, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "ToInvariant")
+        return self.linear(x[0]), *(part.narrow(-1, 0, 0) for part in x[1:])
+
+
+class AbsToInvariant(Module):
+    """Invariant hand-off without weights: [even | |odd|]. For groups whose irreps are all 1-dimensional.
+
+    >>> from flopping import flop
+    >>> layer = AbsToInvariant(Layout.regular(flop, 4))
+    >>> layer((torch.ones(1, 2), -torch.ones(1, 2)))[0].tolist()
+    [[1.0, 1.0, 1.0, 1.0]]
+    """
+
+    in_layout: Layout
+
+    def __init__(self, layout: Layout) -> None:
+        layout.group.require_signs("AbsToInvariant")
+        super().__init__(layout, Layout.invariant(layout.group, layout.dim))
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "AbsToInvariant")
+        return torch.cat([x[0], *(part.abs() for part in x[1:])], -1), *(part.narrow(-1, 0, 0) for part in x[1:])
+
+
+class Restrict(Module):
+    """Step down to a subgroup: the same values, sorted by what each irrep becomes on the subgroup.
+
+    The law: for every h of the subgroup, acting before (as an element of the large group) equals acting
+    after. No channel is lost: a regular layout stays regular.
+
+    >>> from flopping import flop, octic
+    >>> Restrict(Layout.regular(octic, 16), flop).out_layout
+    Layout(flop, even=8, odd=8)
+    """
+
+    in_layout: Layout
+
+    def __init__(self, layout: Layout, subgroup: str | Group) -> None:
+        subgroup = get_group(subgroup)
+        self.pieces = layout.group.restriction(subgroup)
+        found = [
+            sum(r[j] * m for (r, _), m in zip(self.pieces, layout.multiplicities, strict=True))
+            for j in range(len(subgroup.irreps))
+        ]
+        super().__init__(layout, Layout(subgroup, tuple(found)))
+        self.sub_dims = tuple(irrep.dim for irrep in subgroup.irreps)
+
+    def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
+        """The restriction was found, so it is a subgroup."""
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "Restrict")
+        copies: list[list[list[Tensor]]] = [[[] for _ in range(d)] for d in self.sub_dims]  # [irrep][component]
+        for i, (multiplicities, basis) in enumerate(self.pieces):
+            d = self.in_layout.irrep_dims[i]
+            terms = [x[i]] if d == 1 else [x[i].select(-2, a) for a in range(d)]
+            columns = iter(zip(*basis, strict=True))  # coordinates (irrep, component, copy) of the subgroup
+            for j, r in enumerate(multiplicities):
+                for b in range(self.sub_dims[j] if r else 0):
+                    copies[j][b] += [combine(terms, next(columns)) for _ in range(r)]
+        parts = []
+        for components in copies:
+            joined = [torch.cat(found, -1) for found in components]
+            parts.append(joined[0] if len(joined) == 1 else torch.stack(joined, -2))
+        return tuple(parts)
+
+
+class InvariantHead(Module):
+    """One ordinary linear layer on the pooled trivial irrep: logits that the group doesn't change.
+
+    `pool` is "avg" (mean over all places behind `num_prefix_tokens`), "token" (the first one) or None for a
+    feature that has been pooled.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 8)
+    >>> tuple(InvariantHead(layout, num_classes=10)(layout.random(2, 5)).shape)
+    (2, 10)
+    """
+
+    in_layout: Layout
+
+    def __init__(
+        self,
+        layout: Layout,
+        num_classes: int,
+        pool: Literal["avg", "token"] | None = "avg",
+        num_prefix_tokens: int = 0,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, None)
+        if pool not in ("avg", "token", None):
+            raise ValueError(f"pool is 'avg', 'token' or None, got {pool!r}")
+        if not layout.multiplicities[0]:
+            raise ValueError(f"a head needs {layout.group.irreps[0].name} channels, got {layout}")
+        if num_prefix_tokens and pool != "avg":
+            raise ValueError(f"num_prefix_tokens belongs to pool='avg', got {num_prefix_tokens} with pool={pool!r}")
+        self.pool = pool
+        self.num_prefix_tokens = num_prefix_tokens
+        self.linear = nn.Linear(layout.multiplicities[0], num_classes, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Feature) -> Tensor:
+        x = self.in_layout.parts(x, "InvariantHead")
+        even = x[0]
+        if self.pool == "avg":
+            even = even.flatten(1, -2)[:, self.num_prefix_tokens :].mean(1)
+        elif self.pool == "token":
+            even = even[:, 0]
+        logits: Tensor = self.linear(even)
+        return logits

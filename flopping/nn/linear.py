@@ -1,0 +1,97 @@
+"""The linear layer: one matrix per irrep (Schur's lemma), so a fraction of the dense multiply-adds."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flopping.features import Feature, Layout
+from flopping.functional import combine
+from flopping.nn.module import Module
+
+
+class Linear(Module):
+    """All equivariant linear maps between two layouts; a bias on the trivial irrep only.
+
+    A child `nn.Linear` named after the irrep maps its copies, whatever component they belong to. An irrep of
+    complex type has two such matrices A and B, stacked, for the map A + B J.
+
+    >>> from flopping import flop
+    >>> layer = Linear(Layout.regular(flop, 8), Layout.regular(flop, 4))
+    >>> even, odd = layer((torch.randn(3, 4), torch.randn(3, 4)))
+    >>> even.shape, odd.shape, sorted(layer.state_dict())
+    (torch.Size([3, 2]), torch.Size([3, 2]), ['even.bias', 'even.weight', 'odd.weight'])
+    """
+
+    in_layout: Layout
+    out_layout: Layout
+
+    def __init__(
+        self,
+        in_layout: Layout,
+        out_layout: Layout,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_layout, out_layout)
+        irreps = in_layout.group.irreps
+        self.names = tuple(irrep.name for irrep in irreps)
+        self.degrees = tuple(irrep.type.degree for irrep in irreps)
+        for i, (irrep, m_in, m_out) in enumerate(
+            zip(irreps, in_layout.multiplicities, out_layout.multiplicities, strict=True)
+        ):
+            if m_in and m_out:
+                width = irrep.type.degree * m_out
+                block = nn.Linear(m_in, width, bias=bias and i == 0, device=device, dtype=dtype)
+                self.add_module(irrep.name, block)
+        if bias and not hasattr(self, self.names[0]):
+            raise ValueError(f"a bias needs {self.names[0]} channels on both sides, got {in_layout} -> {out_layout}")
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "Linear")
+        return tuple(self._block(i, part) for i, part in enumerate(x))
+
+    def _block(self, i: int, part: Tensor) -> Tensor:
+        m_out = self.out_layout.multiplicities[i]
+        if not m_out:
+            return part.narrow(-1, 0, 0)
+        if not self.in_layout.multiplicities[i]:
+            return F.pad(part, (0, m_out))
+        out: Tensor = getattr(self, self.names[i])(part)
+        return out if self.degrees[i] == 1 else self._turn(i, out)
+
+    def _turn(self, i: int, stacked: Tensor) -> Tensor:
+        """Sum of the stacked maps `(..., d, degree * m)`, each turned by its endomorphism."""
+        endomorphisms = self.in_layout.group.irreps[i].endomorphism_rows
+        blocks = stacked.unflatten(-1, (len(endomorphisms), -1))
+        d = self.in_layout.irrep_dims[i]
+        terms = [blocks.select(-3, a).select(-2, k) for k in range(len(endomorphisms)) for a in range(d)]
+        rows = [[e[a][b] for e in endomorphisms for b in range(d)] for a in range(d)]
+        return torch.stack([combine(terms, row) for row in rows], -2)
+
+    @torch.no_grad()
+    def to_dense(self) -> nn.Linear:
+        """The ordinary layer on packed channels that does the same, at full cost."""
+        reference = next(self.parameters())
+        has_bias = getattr(self, self.names[0], None) is not None and getattr(self, self.names[0]).bias is not None
+        dense = nn.Linear(
+            self.in_layout.dim, self.out_layout.dim, bias=has_bias, device=reference.device, dtype=reference.dtype
+        )
+        blocks = []
+        for i, irrep in enumerate(self.in_layout.group.irreps):
+            m_in, m_out = self.in_layout.multiplicities[i], self.out_layout.multiplicities[i]
+            if m_in and m_out:
+                weights = getattr(self, irrep.name).weight.view(irrep.type.degree, m_out, m_in)
+                turns = irrep.endomorphisms.to(weights)
+                block = torch.einsum("kab,koi->aobi", turns, weights)
+                blocks.append(block.reshape(irrep.dim * m_out, irrep.dim * m_in))
+            else:
+                blocks.append(reference.new_zeros(irrep.dim * m_out, irrep.dim * m_in))
+        dense.weight.copy_(torch.block_diag(*blocks))
+        if has_bias:
+            bias = getattr(self, self.names[0]).bias
+            dense.bias.copy_(F.pad(bias, (0, self.out_layout.dim - len(bias))))
+        return dense

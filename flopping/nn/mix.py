@@ -1,0 +1,95 @@
+"""Mixing of tokens by one matrix shared by all channels (ResMLP)."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from flopping.features import Feature, Layout, is_symbolic
+from flopping.grid import Fold, Grid, basis_of
+from flopping.nn.embed import as_pair
+from flopping.nn.module import Module
+
+
+class TokenMix(Module):
+    """A linear map between the places of a grid, the same for every channel, on tokens `(B, N, ...)`.
+
+    Tokens are folded into parities; each parity has its own matrix, whatever the parity of the channel. The
+    bias acts where the parities of token and channel agree, because their product is invariant.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 4)
+    >>> mix = TokenMix(layout, grid_size=(2, 3))
+    >>> {name: tuple(p.shape) for name, p in mix.named_parameters()}
+    {'weight.even': (4, 4), 'weight.odd': (2, 2), 'bias.even': (4,), 'bias.odd': (2,)}
+    """
+
+    in_layout: Layout
+
+    def __init__(
+        self,
+        layout: Layout,
+        grid_size: int | Grid,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, layout)
+        group = layout.group
+        group.require_grid("TokenMix")
+        group.require_signs("TokenMix")
+        self.grid_size = as_pair(grid_size)
+        self.fold = Fold(group, self.grid_size, dim=-3)
+        self.names = tuple(irrep.name for irrep in group.irreps)
+        self.weight = nn.ParameterDict()
+        self.bias = nn.ParameterDict() if bias else None
+        for name, places in zip(self.names, self.fold.layout.multiplicities, strict=True):
+            if places:
+                linear = nn.Linear(places, places, device=device, dtype=dtype)  # for its start values
+                self.weight[name] = linear.weight
+                if self.bias is not None:
+                    self.bias[name] = linear.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_layout}, grid_size={self.grid_size}"
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "TokenMix")
+        if not is_symbolic(x) and (x[0].dim() != 3 or x[0].shape[1] != prod(self.grid_size)):
+            raise ValueError(
+                f"TokenMix for the grid {self.grid_size} takes tokens (B, {prod(self.grid_size)}, copies),"
+                f" got parts of shape {tuple(x[0].shape)}"
+            )
+        return tuple(self._mix(i, x[i]) if m else x[i] for i, m in enumerate(self.in_layout.multiplicities))
+
+    def _mix(self, channel: int, part: Tensor) -> Tensor:
+        folded = self.fold(part.unflatten(1, self.grid_size))
+        mixed = []
+        for token, name in enumerate(self.names):
+            (values,) = folded[token]
+            if name in self.weight:
+                values = self.weight[name] @ values
+                if self.bias is not None and token == channel:
+                    values = values + self.bias[name][:, None]
+            mixed.append(values)
+        return self.fold.inverse(mixed).flatten(1, 2)
+
+    @torch.no_grad()
+    def to_dense(self) -> tuple[Tensor, Tensor]:
+        """The full matrix `(N, N)` that mixes tokens, and the bias `(N, dim)` of packed channels."""
+        like = next(iter(self.weight.values()))
+        weight = like.new_zeros(prod(self.grid_size), prod(self.grid_size))
+        columns = []
+        bases = basis_of(self.in_layout.group, self.grid_size)
+        for name, m, (basis,) in zip(self.names, self.in_layout.multiplicities, bases, strict=True):
+            basis = basis.to(like)
+            column = like.new_zeros(prod(self.grid_size))
+            if name in self.weight:
+                weight += basis.T @ self.weight[name] @ basis
+                if self.bias is not None:
+                    column = basis.T @ self.bias[name]
+            columns.append(column[:, None].expand(-1, m))
+        return weight, torch.cat(columns, 1)

@@ -1,0 +1,70 @@
+"""What all equivariant layers share: they say which layout they take and which they give."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import nn
+
+from flopping.features import Layout
+
+
+class Module(nn.Module):
+    """A layer between features, with the law `layer(g x) == g layer(x)` for every g of its group.
+
+    `in_layout` is None for a layer that takes images, `out_layout` is None for one that gives invariant
+    tensors such as logits.
+    """
+
+    in_layout: Layout | None
+    out_layout: Layout | None
+
+    def __init__(self, in_layout: Layout | None, out_layout: Layout | None) -> None:
+        super().__init__()
+        if in_layout is not None and out_layout is not None and in_layout.group != out_layout.group:
+            self._check_step_down(in_layout, out_layout)
+        self.in_layout = in_layout
+        self.out_layout = out_layout
+
+    def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
+        """Only a hand-off changes the group; it overrides this."""
+        raise ValueError(f"{type(self).__name__} keeps the group, got {in_layout} -> {out_layout}")
+
+    def extra_repr(self) -> str:
+        return f"{self.in_layout or 'image'} -> {self.out_layout or 'invariant'}"
+
+
+class Sequential(nn.Sequential):
+    """Layers one after another; each must take the layout that the one before gives.
+
+    >>> import torch
+    >>> from flopping import Layout, flop
+    >>> from flopping.nn import LayerNorm, Linear
+    >>> small, large = Layout.regular(flop, 8), Layout.regular(flop, 12)
+    >>> [tuple(part.shape) for part in Sequential(Linear(small, large), LayerNorm(large))(small.random(5))]
+    [(5, 6), (5, 6)]
+    >>> Sequential(Linear(small, large), LayerNorm(small))
+    Traceback (most recent call last):
+    ...
+    ValueError: layer 1 (LayerNorm) takes Layout(flop, even=4, odd=4), but gets Layout(flop, even=6, odd=6) from layer 0
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        typed = [(i, layer) for i, layer in enumerate(layers) if isinstance(layer, (Module, Sequential))]
+        for (i, before), (j, after) in pairwise(typed):
+            if j == i + 1 and after.in_layout != before.out_layout:
+                raise ValueError(
+                    f"layer {j} ({type(after).__name__}) takes {after.in_layout or 'images'}, but gets"
+                    f" {before.out_layout or 'invariant tensors'} from layer {i}"
+                )
+
+    @property
+    def in_layout(self) -> Layout | None:
+        first = self[0]
+        return first.in_layout if isinstance(first, (Module, Sequential)) else None
+
+    @property
+    def out_layout(self) -> Layout | None:
+        last = self[-1]
+        return last.out_layout if isinstance(last, (Module, Sequential)) else None
