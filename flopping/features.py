@@ -7,8 +7,7 @@ a feature is `(even, odd)`. A layout holds no data; the leading axes `...` are f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -40,6 +39,12 @@ class Layout:
 
     group: Group
     multiplicities: tuple[int, ...]
+    irrep_dims: tuple[int, ...] = field(init=False, compare=False)
+    """Components of each irrep."""
+    part_dims: tuple[int, ...] = field(init=False, compare=False)
+    """Channels of each part, components times copies."""
+    part_shapes: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
+    """The last axes of each part: `(m,)` or `(d, m)`."""
 
     def __post_init__(self) -> None:
         names = [irrep.name for irrep in self.group.irreps]
@@ -49,6 +54,12 @@ class Layout:
             )
         if any(not isinstance(m, int) or m < 0 for m in self.multiplicities) or not any(self.multiplicities):
             raise ValueError(f"multiplicities are whole numbers, not all zero, got {self.multiplicities}")
+        # derived once, here: compiled code can't run the locks of a cached property
+        dims = tuple(irrep.dim for irrep in self.group.irreps)
+        pairs = list(zip(dims, self.multiplicities, strict=True))
+        object.__setattr__(self, "irrep_dims", dims)
+        object.__setattr__(self, "part_dims", tuple(d * m for d, m in pairs))
+        object.__setattr__(self, "part_shapes", tuple((m,) if d == 1 else (d, m) for d, m in pairs))
 
     @classmethod
     def regular(cls, group: str | Group, dim: int, *, extra: int = 0) -> Layout:
@@ -75,25 +86,10 @@ class Layout:
         )
         return f"Layout({self.group}, {', '.join(counts)})"
 
-    @cached_property
-    def irrep_dims(self) -> tuple[int, ...]:
-        return tuple(irrep.dim for irrep in self.group.irreps)
-
-    @cached_property
-    def part_dims(self) -> tuple[int, ...]:
-        """Channels of each part, components times copies."""
-        return tuple(d * m for d, m in zip(self.irrep_dims, self.multiplicities, strict=True))
-
     @property
     def dim(self) -> int:
         """All channels of a feature."""
         return sum(self.part_dims)
-
-    @cached_property
-    def part_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The last axes of each part: `(m,)` or `(d, m)`."""
-        pairs = zip(self.irrep_dims, self.multiplicities, strict=True)
-        return tuple((m,) if d == 1 else (d, m) for d, m in pairs)
 
     @property
     def copies(self) -> int:

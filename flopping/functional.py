@@ -96,29 +96,57 @@ def pointwise(x: Feature, layout: Layout, function: Pointwise) -> Feature:
 def layer_norm(x: Feature, layout: Layout, weight: Sequence[Tensor], bias: Tensor, eps: float) -> Feature:
     """Remove the mean over the copies of each component, divide by one joint deviation, scale, shift.
 
-    Copies are normalised part by part with torch's own kernel, whose rstd = (var + eps)^-1/2 then gives the
-    joint variance: sum_parts m (var + eps) / dim = joint variance + eps. Only the trivial irrep is shifted.
+    The joint variance is the mean square over all channels after the means are gone; for flop with equal
+    shares (var(even) + var(odd)) / 2. `weight` has one tensor per irrep that occurs; only the trivial irrep is
+    shifted.
     """
     if layout.group.order == 1:
         return (F.layer_norm(x[0], (layout.dim,), weight[0], bias, eps),)
     used = [i for i, m in enumerate(layout.multiplicities) if m]
-    normed, deviation = {}, {}
-    joint: Tensor | None = None
-    for i in used:
-        m = layout.multiplicities[i]
-        normed[i], _, rstd = torch.native_layer_norm(x[i], (m,), None, None, eps)
-        deviation[i] = rstd.reciprocal()
-        spread = deviation[i].square() * (m / layout.dim)
-        spread = spread if layout.irrep_dims[i] == 1 else spread.sum(-2)
-        joint = spread if joint is None else joint + spread
-    assert joint is not None  # a layout has at least one channel
-    scale = joint.rsqrt()
+    # The same numbers, two ways, because each is the faster one where it is used (1576 x 768 values, 2 threads):
+    # written out 0.6 ms compiled and 5 ms eager, with torch's kernel 1.0 ms compiled and 1.6 ms eager.
+    normalise = _normalise_plain if torch.compiler.is_compiling() else _normalise_by_kernel
+    scaled = normalise([x[i] for i in used], weight, [layout.irrep_dims[i] for i in used], layout.dim, eps)
     parts = list(x)
-    for i in used:
-        ratio = deviation[i] * (scale if layout.irrep_dims[i] == 1 else scale.unsqueeze(-2))
-        scaled = normed[i] * ratio
-        parts[i] = torch.addcmul(bias, scaled, weight[i]) if i == 0 else scaled * weight[i]
+    for i, (value, factor) in zip(used, scaled, strict=True):
+        parts[i] = torch.addcmul(bias, value, factor) if i == 0 else value * factor
     return tuple(parts)
+
+
+def _normalise_plain(
+    parts: Sequence[Tensor], weight: Sequence[Tensor], dims: Sequence[int], channels: int, eps: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Two factors of each normalised and scaled part: scaled deviations from the mean, and 1 / joint deviation."""
+    centred = [part - part.mean(-1, keepdim=True) for part in parts]
+    squares = [_over_components(c.square().sum(-1, keepdim=True), d) for c, d in zip(centred, dims, strict=True)]
+    scale = (sum(squares[1:], squares[0]) / channels + eps).rsqrt()
+    return [(c * w, scale if d == 1 else scale.unsqueeze(-2)) for c, w, d in zip(centred, weight, dims, strict=True)]
+
+
+def _normalise_by_kernel(
+    parts: Sequence[Tensor], weight: Sequence[Tensor], dims: Sequence[int], channels: int, eps: float
+) -> list[tuple[Tensor, Tensor]]:
+    """The same by torch's kernel, which normalises each component by itself and tells rstd = (var + eps)^-1/2.
+
+    The copies' shares of (var + eps) add up to the joint variance + eps.
+    """
+    normed = [
+        torch.native_layer_norm(part, part.shape[-1:], w, None, eps) for part, w in zip(parts, weight, strict=True)
+    ]
+    deviations = [rstd.reciprocal() for _, _, rstd in normed]
+    shares = [
+        _over_components(deviation.square() * (part.shape[-1] / channels), d)
+        for deviation, part, d in zip(deviations, parts, dims, strict=True)
+    ]
+    scale = sum(shares[1:], shares[0]).rsqrt()
+    return [
+        (value, deviation * (scale if d == 1 else scale.unsqueeze(-2)))
+        for (value, _, _), deviation, d in zip(normed, deviations, dims, strict=True)
+    ]
+
+
+def _over_components(value: Tensor, d: int) -> Tensor:
+    return value if d == 1 else value.sum(-2)
 
 
 def attention(qkv: Feature, layout: Layout, num_heads: int, dropout: float = 0.0) -> Feature:

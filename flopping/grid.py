@@ -196,7 +196,8 @@ def _unit_basis(group: Group, grid: Grid, irrep: int) -> Tensor:
     with torch.device("cpu"):
         turned = torch.einsum("kab,bnp->pakn", value.endomorphisms, basis_of(group, grid)[irrep]).flatten(2)
         size = torch.linalg.vector_norm(turned, dim=1, keepdim=True)  # the same on every place of an orbit
-        return (turned / size.amax(0, keepdim=True)).flatten(0, 1)
+        unit: Tensor = turned / size.amax(0, keepdim=True)
+        return unit.flatten(0, 1)
 
 
 def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import sqrt
 
 import torch
@@ -32,9 +32,23 @@ class Irrep:
 
     name: str
     matrices: tuple[Matrix, ...]
+    tensor: Tensor = field(init=False, compare=False)
+    """All matrices, (|G|, d, d) in float64."""
+    type: SchurType = field(init=False, compare=False)
+    endomorphisms: Tensor = field(init=False, compare=False)
+    """Orthogonal basis of the matrices that commute with the irrep, (1, 2 or 4, d, d), identity first."""
+    endomorphism_rows: tuple[Matrix, ...] = field(init=False, compare=False)
+    """The same as plain numbers, for sums that are written out in traced code."""
 
     def __post_init__(self) -> None:
-        representations.schur_type(self.tensor)  # refuses what is not irreducible
+        with torch.device("cpu"):  # a value must not follow the caller's default device
+            tensor = torch.tensor(self.matrices, dtype=torch.float64)
+            endomorphisms = representations.endomorphisms(tensor)
+        # derived once, here: compiled code can't run the locks of a cached property
+        object.__setattr__(self, "tensor", tensor)
+        object.__setattr__(self, "type", representations.schur_type(tensor))
+        object.__setattr__(self, "endomorphisms", endomorphisms)
+        object.__setattr__(self, "endomorphism_rows", tuple(_as_tuples(matrix) for matrix in endomorphisms))
 
     def __repr__(self) -> str:
         return f"Irrep({self.name!r}, dim={self.dim}, type={self.type.value})"
@@ -42,26 +56,6 @@ class Irrep:
     @property
     def dim(self) -> int:
         return len(self.matrices[0])
-
-    @cached_property
-    def tensor(self) -> Tensor:
-        """All matrices, (|G|, d, d) in float64."""
-        return torch.tensor(self.matrices, dtype=torch.float64, device="cpu")
-
-    @cached_property
-    def type(self) -> SchurType:
-        return representations.schur_type(self.tensor)
-
-    @cached_property
-    def endomorphisms(self) -> Tensor:
-        """Orthogonal basis of the matrices that commute with the irrep, (1, 2 or 4, d, d), identity first."""
-        with torch.device("cpu"):  # a cached value must not follow the caller's default device
-            return representations.endomorphisms(self.tensor)
-
-    @cached_property
-    def endomorphism_rows(self) -> tuple[Matrix, ...]:
-        """The endomorphisms as plain numbers, for sums that are written out in traced code."""
-        return tuple(_as_tuples(matrix) for matrix in self.endomorphisms)
 
     @property
     def regular_multiplicity(self) -> int:
@@ -126,6 +120,8 @@ class Group:
     table: tuple[tuple[int, ...], ...] = field(repr=False)
     irreps: tuple[Irrep, ...] = field(repr=False)
     symmetries: tuple[Symmetry, ...] = field(default=(), repr=False)
+    fourier_rows: Matrix = field(init=False, compare=False)
+    """The Fourier matrix as plain numbers, for sums that are written out in traced code."""
 
     def __post_init__(self) -> None:
         table = self._check_table()
@@ -141,15 +137,13 @@ class Group:
             )
         if self.symmetries and len(self.symmetries) != self.order:
             raise ValueError(f"group {self.name}: {len(self.symmetries)} symmetries for {self.order} elements")
+        object.__setattr__(self, "fourier_rows", _as_tuples(self.fourier))
 
     def _check_table(self) -> Tensor:
         table = torch.tensor(self.table, device="cpu")
         expected = torch.arange(self.order, device="cpu")
         latin = table.shape == (self.order, self.order) and all(
-            torch.equal(
-                table.sort(axis).values, expected.expand_as(table) if axis else expected[:, None].expand_as(table)
-            )
-            for axis in (0, 1)
+            torch.equal(t.sort(1).values, expected.expand_as(t)) for t in (table, table.T)
         )
         if not latin or not torch.equal(table[0], expected) or not torch.equal(table[:, 0], expected):
             raise ValueError(f"group {self.name}: not a multiplication table with the identity first: {self.table}")
@@ -183,7 +177,7 @@ class Group:
         """Some element maps rows to columns, so position-dependent layers need square grids."""
         return any(symmetry.transposes for symmetry in self.symmetries)
 
-    @cached_property
+    @property
     def fourier(self) -> Tensor:
         """Orthonormal (|G|, |G|) matrix from the regular representation to the irreps.
 
@@ -198,11 +192,6 @@ class Group:
             for irrep in self.irreps
         ]
         return torch.cat(rows)
-
-    @cached_property
-    def fourier_rows(self) -> Matrix:
-        """The Fourier matrix as plain numbers, for sums that are written out in traced code."""
-        return _as_tuples(self.fourier)
 
     def product(self, left: int, right: int) -> int:
         return self.table[left][right]

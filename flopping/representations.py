@@ -11,7 +11,7 @@ All numbers are float64; every random choice comes from a generator of its own w
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ _TOLERANCE = 1e-6
 _SEED = 0
 
 
-class SchurType(StrEnum):
+class SchurType(str, Enum):
     """What commutes with a real irrep: the real numbers, the complex numbers or the quaternions.
 
     >>> [t.degree for t in SchurType]
@@ -58,7 +58,7 @@ def close(generators: Sequence[Tensor], max_order: int = 1024) -> Tensor:
     if not ((sizes - 1).abs() <= _TOLERANCE).all():
         raise ValueError(f"generators of a finite group have |det| = 1, got {sizes.tolist()}: not finite")
     tolerance = _TOLERANCE * max(1.0, float(steps.abs().max()))
-    elements = torch.eye(steps.shape[1], dtype=torch.float64)[None]
+    elements = _eye(steps.shape[1])[None]
     done = 0
     while done < len(elements):
         for product in elements[done] @ steps:
@@ -91,7 +91,7 @@ def multiplication_table(matrices: Tensor) -> Tensor:
             raise ValueError(f"not closed: {g} times {h} is {distance[h]:.3g} away from every matrix")
         rows.append(nearest)
     table = torch.stack(rows)
-    if (matrices[_identity(table)] - torch.eye(matrices.shape[1])).abs().max() > tolerance:
+    if (matrices[_identity(table)] - _eye(matrices.shape[1])).abs().max() > tolerance:
         raise ValueError("the matrices are closed under multiplication, but singular")
     return table
 
@@ -146,12 +146,12 @@ def character_table(table: Tensor) -> Tensor:
     # chi and conj(chi) get different real eigenvalues and orthogonality holds to rounding.
     cell = (class_of * count + class_of[table]).flatten()  # y's class and xy's class, for all x, y
     generator = torch.Generator().manual_seed(_SEED)
-    best_gap, vectors = -1.0, torch.empty(0)
+    best_gap, vectors = -1.0, root
     for _ in range(8):  # eigenvalues that nearly coincide mix characters: the best separated draw counts
-        draw = torch.randn(count, dtype=torch.complex128, generator=generator)
+        draw = torch.complex(_normal(generator, count), _normal(generator, count))
         weight = (draw / root)[class_of]
         weight = weight + weight[inverse].conj()
-        product = torch.zeros(count * count, dtype=torch.complex128)
+        product = weight.new_zeros(count * count)
         product.index_add_(0, cell, weight.repeat_interleave(order))
         values, candidate = torch.linalg.eigh(product.view(count, count) / root.outer(root))
         gap = float((values.diff() / values.abs().max()).min()) if count > 1 else 1.0
@@ -207,10 +207,12 @@ class RealIrrep:
     endomorphisms: Tensor  # (E, D, D)
 
     def __post_init__(self) -> None:
-        kind, units, shape = schur_type(self.matrices), self.endomorphisms, self.matrices.shape
+        kind, units = schur_type(self.matrices), self.endomorphisms
+        shape = (kind.degree, self.dim, self.dim)
         _check_orthogonal(self.matrices, "matrices")
-        if kind is not self.type or units.shape != (kind.degree, *shape[1:]):
-            raise ValueError(f"a {kind} irrep {tuple(shape)}, got {self.type} and {tuple(units.shape)}")
+        if kind is not self.type or units.shape != shape:
+            given = f"{self.type.value}, endomorphisms {tuple(units.shape)}"
+            raise ValueError(f"these matrices are of {kind.value} type, endomorphisms {shape}, got {given}")
         drift = float((self.matrices[:, None] @ units - units @ self.matrices[:, None]).abs().max())
         if drift > _TOLERANCE:
             raise ValueError(f"endomorphisms must commute with the irrep, they are {drift:.3g} off")
@@ -253,12 +255,12 @@ def endomorphisms(matrices: Tensor) -> Tensor:
     """
     matrices = _stack(matrices, "matrices")
     kind, dim = schur_type(matrices), matrices.shape[-1]
-    one = torch.eye(dim, dtype=torch.float64)
+    one = _eye(dim)
     _check_orthogonal(matrices, "matrices")
     generator = torch.Generator().manual_seed(_SEED)
     found = [one]
     for _ in range(kind.degree // 2):  # none, J, or i and j: an orthonormal set of imaginary units
-        draw = torch.randn(dim, dim, dtype=torch.float64, generator=generator)
+        draw = _normal(generator, dim, dim)
         unit = (matrices @ (draw - draw.T) @ matrices.mT).mean(0)
         for other in found[1:]:
             unit = unit - other * (other * unit).sum() / dim
@@ -291,7 +293,7 @@ def real_irreps(table: Tensor) -> tuple[RealIrrep, ...]:
         # Left translations span the projection onto all copies; what commutes with them is right ones.
         isotypic = (double * degree / order) * chi.real[class_of][table[:, inverse]]
         space = torch.linalg.eigh(isotypic)[1][:, -double * degree * degree :]
-        draw = torch.randn(order, dtype=torch.float64, generator=generator)
+        draw = _normal(generator, order)
         commuting = (draw + draw[inverse])[table[inverse]]
         # A generic symmetric element of the commutant has one eigenvalue per copy, D times.
         values, vectors = torch.linalg.eigh(space.T @ commuting @ space)
@@ -336,11 +338,11 @@ class Decomposition:
             raise ValueError(
                 f"irreps of dimensions {dims} do not fill {len(self.basis)} with {self.multiplicities} copies"
             )
-        out = torch.zeros(len(irrep_matrices[0]), width, width, dtype=torch.float64)
+        out = irrep_matrices[0].new_zeros(len(irrep_matrices[0]), width, width)
         start = 0
         for matrices, copies in zip(irrep_matrices, self.multiplicities, strict=True):
             end = start + matrices.shape[-1] * copies
-            out[:, start:end, start:end] = torch.kron(matrices, torch.eye(copies, dtype=matrices.dtype)[None])
+            out[:, start:end, start:end] = torch.kron(matrices, _eye(copies)[None])
             start = end
         return out
 
@@ -373,7 +375,7 @@ def decompose(rho: Tensor, table: Tensor, irreps: Sequence[RealIrrep] | None = N
         ladder = irrep.dim * torch.einsum("ga,gxy->axy", matrices[:, :, 0], rho) / len(table)
         columns.append(_orbits(ladder, multiplicities[-1]))
     basis = torch.cat(columns, dim=1)
-    if basis.shape[1] != width or (basis.T @ basis - torch.eye(width)).abs().max() > _TOLERANCE:
+    if basis.shape[1] != width or (basis.T @ basis - _eye(width)).abs().max() > _TOLERANCE:
         dims = [irrep.dim for irrep in irreps]
         raise ValueError(
             f"irreps missing or repeated: {multiplicities} copies of dimensions {dims} do not fill {width}"
@@ -381,7 +383,12 @@ def decompose(rho: Tensor, table: Tensor, irreps: Sequence[RealIrrep] | None = N
     return Decomposition(upper_inverse @ basis, tuple(multiplicities))
 
 
-def intertwiners(rho_in: Tensor, rho_out: Tensor, table: Tensor, irreps: Sequence[RealIrrep] | None = None) -> Tensor:
+def intertwiners(
+    rho_in: Tensor,
+    rho_out: Tensor,
+    table: Tensor,
+    irreps: Sequence[RealIrrep] | None = None,
+) -> Tensor:
     """A basis of {A : A rho_in(g) = rho_out(g) A}: (sum_i E_i M_i M'_i, N_out, N_in).
 
     Orthonormal (Frobenius) if both representations are orthogonal.
@@ -471,6 +478,15 @@ def cost(dims: Sequence[int], types: Sequence[SchurType], m_in: Sequence[int], m
 # --- helpers ---------------------------------------------------------------------------------------
 
 
+def _eye(size: int) -> Tensor:
+    """On the CPU even inside `with torch.device("meta")`, where models are built without memory."""
+    return torch.eye(size, dtype=torch.float64, device="cpu")
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator)
+
+
 def _stack(matrices: Tensor, name: str) -> Tensor:
     shape = tuple(matrices.shape)
     if len(shape) != 3 or shape[1] != shape[2] or 0 in shape or matrices.is_complex():
@@ -482,7 +498,7 @@ def _identity(table: Tensor) -> int:
     """The identity's index, after a check that rows and columns are permutations."""
     if table.ndim != 2 or table.shape[0] != table.shape[1] or table.dtype != torch.long or not len(table):
         raise ValueError(f"a table is long with shape (|G|, |G|), got {table.dtype} {tuple(table.shape)}")
-    every = torch.arange(len(table))
+    every = torch.arange(len(table), device=table.device)
     candidates = ((table == every).all(1) & (table == every[:, None]).all(0)).nonzero()
     latin = (table.sort(0).values == every[:, None]).all() and (table.sort(1).values == every).all()
     if not latin or len(candidates) != 1:
@@ -492,7 +508,7 @@ def _identity(table: Tensor) -> int:
 
 def _classes(table: Tensor) -> tuple[Tensor, Tensor]:
     """Sizes of the conjugacy classes (K,), and the class of each element (G,)."""
-    class_of = torch.empty(len(table), dtype=torch.long)
+    class_of = table.new_empty(len(table))
     for index, members in enumerate(conjugacy_classes(table)):
         class_of[list(members)] = index
     return class_of.bincount().to(torch.float64), class_of
@@ -519,7 +535,7 @@ def _orbits(ladder: Tensor, count: int) -> Tensor:
 
 
 def _check_orthogonal(matrices: Tensor, name: str) -> None:
-    drift = float((matrices @ matrices.mT - torch.eye(matrices.shape[-1])).abs().max())
+    drift = float((matrices @ matrices.mT - _eye(matrices.shape[-1])).abs().max())
     if drift > _TOLERANCE:
         raise ValueError(f"{name} must be orthogonal, got |R R^T - 1| up to {drift:.3g}")
 
@@ -542,7 +558,7 @@ def _representation(rho: Tensor, table: Tensor, name: str) -> Tensor:
     g, h = divmod(int(errors.argmax()), len(table))
     if not errors[g, h] <= tolerance:
         raise ValueError(f"{name} is no representation: ({g})({h}) is {errors[g, h]:.3g} off ({table[g, h]})")
-    off = float((rho[identity] - torch.eye(rho.shape[1])).abs().max())
+    off = float((rho[identity] - _eye(rho.shape[1])).abs().max())
     if off > tolerance:
         raise ValueError(f"{name} is no representation: the identity is {off:.3g} off the identity matrix")
     return rho

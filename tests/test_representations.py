@@ -22,9 +22,7 @@ def cycle(n: int) -> Tensor:
 
 def turn(n: int) -> Tensor:
     angle = 2 * math.pi / n
-    return torch.tensor(
-        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64
-    )
+    return torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
 
 
 def permutation(*images: int) -> Tensor:
@@ -108,7 +106,7 @@ def eye(n: int) -> Tensor:
 
 def direct_sum(*parts: Tensor) -> Tensor:
     blocks = zip(*parts, strict=True)
-    return torch.stack([torch.block_diag(*matrices) for matrices in blocks])  # type: ignore[no-untyped-call]
+    return torch.stack([torch.block_diag(*matrices) for matrices in blocks])
 
 
 def tensor_product(a: Tensor, b: Tensor) -> Tensor:
@@ -156,7 +154,8 @@ def test_closure_is_reproducible_and_leaves_the_global_generator_alone() -> None
     assert torch.equal(first.matrices, second.matrices)
     assert torch.equal(first.characters, second.characters)
     for a, b in zip(first.irreps, second.irreps, strict=True):
-        assert torch.equal(a.matrices, b.matrices) and torch.equal(a.endomorphisms, b.endomorphisms)
+        assert torch.equal(a.matrices, b.matrices)
+        assert torch.equal(a.endomorphisms, b.endomorphisms)
 
 
 def test_max_order_is_inclusive() -> None:
@@ -217,6 +216,7 @@ def test_inverses(case: Case) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
+        (torch.tensor([[0, 1], [1, 1]]), "not the multiplication table of a group"),
         (torch.tensor([[0, 1], [0, 1]]), "not the multiplication table of a group"),
         (torch.tensor([[1, 0, 2], [0, 2, 1], [2, 1, 0]]), "not the multiplication table of a group"),
         (torch.tensor([[0, 1]]), r"\(1, 2\)"),
@@ -302,7 +302,8 @@ def test_known_character_tables(name: str) -> None:
 
 def test_characters_are_orthogonal(case: Case) -> None:
     x, k = case.characters, len(case.classes)
-    assert x.shape == (k, k) and x.dtype == torch.complex128
+    assert x.shape == (k, k)
+    assert x.dtype == torch.complex128
     one = torch.eye(k, dtype=torch.complex128)
     near((x * case.sizes) @ x.mH / case.order, one)
     near(x.mH @ x * (case.sizes / case.order)[:, None], one)
@@ -353,7 +354,8 @@ def test_frobenius_schur_refuses_what_is_not_irreducible() -> None:
 
 def test_degree_of_a_type() -> None:
     assert [t.degree for t in (REAL, COMPLEX, QUATERNIONIC)] == [1, 2, 4]
-    assert SchurType("quaternionic") is QUATERNIONIC and REAL == "real"
+    assert SchurType("quaternionic") is QUATERNIONIC
+    assert REAL == "real"
 
 
 def test_real_irreps_have_the_expected_dimensions_and_types(case: Case) -> None:
@@ -428,14 +430,25 @@ def test_endomorphisms_refuses_skewed_irreps() -> None:
 
 def test_real_irrep_refuses_what_does_not_fit() -> None:
     irrep = case_of("C4").irreps[-1]
-    with pytest.raises(ValueError, match=r"a complex irrep \(4, 2, 2\), got real and \(2, 2, 2\)"):
+    with pytest.raises(ValueError, match=r"of complex type, .*, got real"):
         RealIrrep(irrep.matrices, REAL, irrep.endomorphisms)
-    with pytest.raises(ValueError, match=r"got complex and \(1, 2, 2\)"):
+    with pytest.raises(ValueError, match=r"\(2, 2, 2\), got complex, endomorphisms \(1, 2, 2\)"):
         RealIrrep(irrep.matrices, COMPLEX, irrep.endomorphisms[:1])
     with pytest.raises(ValueError, match="must commute with the irrep, they are 2 off"):
         RealIrrep(irrep.matrices, COMPLEX, torch.stack([eye(2), MIRROR]))
     with pytest.raises(ValueError, match="not irreducible"):
         RealIrrep(eye(2).expand(4, 2, 2), REAL, eye(2)[None])
+
+
+def test_models_may_be_built_on_another_device() -> None:
+    case = case_of("SL(2,3)")
+    rho = conjugated(case.matrices, orthogonal(4))
+    with torch.device("meta"):
+        irreps = rep.real_irreps(rep.multiplication_table(rep.close(GROUPS["SL(2,3)"][0])))
+        maps = rep.intertwiners(rho, rho, case.table)
+        parts = rep.decompose(rho, case.table, irreps)
+        blocks = parts.blocks([r.matrices for r in irreps])
+    assert {t.device.type for t in (maps, blocks, parts.basis, irreps[-1].endomorphisms)} == {"cpu"}
 
 
 # --- decomposition ---------------------------------------------------------------------------------
@@ -471,7 +484,9 @@ def test_tensor_products_and_sums(case: Case) -> None:
 def test_known_multiplicities() -> None:
     s4 = case_of("S4")
     points = rep.decompose(s4.matrices, s4.table, s4.irreps).multiplicities
-    assert points[0] == 1 and sum(points) == 2 and sum(points[3:]) == 1
+    assert points[0] == 1
+    assert sum(points[3:]) == 1
+    assert sum(points) == 2
     q8 = case_of("Q8")
     last = q8.irreps[-1].matrices
     square = tensor_product(last, last)
@@ -485,11 +500,12 @@ def test_copies_run_fastest() -> None:
     two = case.irreps[2].matrices
     near(blocks[:, 2::2, 2::2], two)
     near(blocks[:, 3::2, 3::2], two)
-    assert not blocks[:, 2::2, 3::2].any() and not blocks[:, :2, 2:].any()
+    assert not blocks[:, 2::2, 3::2].any()
+    assert not blocks[:, :2, 2:].any()
 
 
 @given(data=st.data(), name=st.sampled_from(NAMES), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_random_multiplicities_in_a_random_basis(data: st.DataObject, name: str, seed: int) -> None:
     case = case_of(name)
     k = len(case.irreps)
@@ -557,6 +573,8 @@ def test_blocks_refuses_other_irreps() -> None:
         parts.blocks([one, one])
     with pytest.raises(ValueError, match=r"dimensions \[1, 2, 1\]"):
         parts.blocks([one, two, one])
+    with pytest.raises(ValueError, match=r"dimensions \[1, 1, 2, 1\] do not fill"):
+        parts.blocks([one, one, two, one])
 
 
 # --- intertwiners ----------------------------------------------------------------------------------
@@ -633,9 +651,7 @@ def test_intertwiners_refuses_what_is_no_representation() -> None:
 def test_ratio_of_regular_features(name: str, ratio: float, a: int, b: int) -> None:
     irreps = case_of(name).irreps
     m = [r.dim // r.type.degree for r in irreps]
-    found = rep.cost(
-        [r.dim for r in irreps], [r.type for r in irreps], [a * x for x in m], [b * x for x in m]
-    )
+    found = rep.cost([r.dim for r in irreps], [r.type for r in irreps], [a * x for x in m], [b * x for x in m])
     order = case_of(name).order
     assert found.ratio == ratio
     assert found.dense_multiply_adds == a * b * order**2
@@ -648,9 +664,7 @@ def test_cost_counts_parameters_and_nonzero_entries(case: Case) -> None:
     blocks = [torch.kron(r.matrices, eye(m)[None]) for r, m in zip(case.irreps, multiplicities, strict=True)]
     rho = direct_sum(*blocks)
     maps = rep.intertwiners(rho, rho, case.table, case.irreps)
-    found = rep.cost(
-        [r.dim for r in case.irreps], [r.type for r in case.irreps], multiplicities, multiplicities
-    )
+    found = rep.cost([r.dim for r in case.irreps], [r.type for r in case.irreps], multiplicities, multiplicities)
     assert found.parameters == len(maps)
     general = torch.einsum("k,kyx->yx", random(len(maps)), maps)
     assert found.multiply_adds == int((general.abs() > 1e-9).sum())
@@ -671,8 +685,6 @@ def test_cost_counts_parameters_and_nonzero_entries(case: Case) -> None:
         (([], [], [], []), r"m_in needs.*got \[\]"),
     ],
 )
-def test_cost_refuses(
-    arguments: tuple[list[int], list[SchurType], list[int], list[int]], message: str
-) -> None:
+def test_cost_refuses(arguments: tuple[list[int], list[SchurType], list[int], list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rep.cost(*arguments)
