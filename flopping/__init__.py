@@ -1,8 +1,12 @@
 """Vision networks that know a mirrored image shows the same thing, and do half the arithmetic."""
 
+from importlib.metadata import version
+
 from flopping import nn, testing
 from flopping.features import Feature, Layout
 from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
+
+__version__ = version("flopping")
 
 __all__ = [
     "Feature",

@@ -79,9 +79,9 @@ class Case:
         return f"{self.layer}-{self.shape.group}-{self.shape.name}"
 
     @property
-    def grid(self) -> Grid:
-        """How the places of the input lie; a map shows it by itself."""
-        return self.shape.grid
+    def grid(self) -> Grid | None:
+        """How the tokens of the input lie; images and maps show it by themselves, and rows have no places."""
+        return self.shape.grid if LAYERS[self.layer][0] == "tokens" else None
 
     def make(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[nn.Module, Tensor | Feature]:
         kind, _, build = LAYERS[self.layer]

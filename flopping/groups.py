@@ -14,8 +14,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from flopping import representations
-from flopping.representations import SchurType
+from flopping import characters, representations
+from flopping.characters import SchurType
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -268,8 +268,8 @@ class Group:
         >>> Group.from_matrices("C3", [turn]).irreps
         (Irrep('irrep0', dim=1, type=real), Irrep('irrep1', dim=2, type=complex))
         """
-        elements = representations.close([m.double() for m in matrices])
-        table = representations.multiplication_table(elements)
+        elements = characters.close([m.double() for m in matrices])
+        table = characters.multiplication_table(elements)
         irreps = tuple(
             Irrep(f"irrep{i}", tuple(_as_tuples(m) for m in irrep.matrices))
             for i, irrep in enumerate(representations.real_irreps(table))
@@ -321,7 +321,7 @@ def _grid_group(name: str, elements: str, irreps: dict[str, str]) -> Group:
     return Group(
         name,
         names,
-        _as_indices(representations.multiplication_table(planes)),
+        _as_indices(characters.multiplication_table(planes)),
         tuple(Irrep(n, matrices(signs)) for n, signs in irreps.items()),
         symmetries,
     )

@@ -1,0 +1,1 @@
+"""Measurements: how long things take, always against something else in the same run."""

@@ -1,0 +1,157 @@
+"""The command line. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from flopping.verify import Row
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Vision networks that know a mirrored image shows the same thing, and do half the arithmetic.",
+)
+
+
+class DType(str, Enum):
+    float32 = "float32"
+    float64 = "float64"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"flopping {version('flopping')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Vision networks that know a mirrored image shows the same thing, and do half the arithmetic."""
+
+
+@app.command()
+def demo() -> None:
+    """Check, count and time an equivariant transformer block beside an ordinary one.
+
+    Example: flopping demo
+    """
+    from flopping.demo import demo as run
+
+    run(Console())
+
+
+@app.command()
+def verify(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="'layers' for all layers of the library, the name of one (Linear), MODULE:ATTRIBUTE or"
+            " FILE.py:ATTRIBUTE for your own module or a function that makes it, or a timm model."
+        ),
+    ],
+    group: Annotated[
+        str | None, typer.Option(help="Check this group, by default the one the network declares.")
+    ] = None,
+    img_size: Annotated[int | None, typer.Option(help="Size of the test image, where the network doesn't say.")] = None,
+    dtype: Annotated[DType, typer.Option(help="Precision of weights and image.")] = DType.float32,
+    tol: Annotated[float | None, typer.Option(help="Largest relative error that passes.")] = None,
+    as_is: Annotated[bool, typer.Option("--as-is", help="Keep the weights; else all get random values.")] = False,
+    depth: Annotated[int, typer.Option(help="Show layers nested this deep; a layer that breaks is always shown.")] = 2,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per layer.")] = False,
+) -> None:
+    """Show the equivariance error of every layer, and name the first that breaks. Exit code 1 if one does.
+
+    Examples: flopping verify layers; flopping verify Attention --group octic; flopping verify my_net.py:build
+    """
+    import torch
+
+    from flopping.groups import get_group
+    from flopping.targets import example_input, load
+    from flopping.testing import randomize_
+    from flopping.verify import first_break, layer_names, verify_layers
+    from flopping.verify import verify as run
+
+    try:
+        chosen = None if group is None else get_group(group)
+        precision = getattr(torch, dtype.value)
+        if target == "layers" or target in layer_names():
+            layer = None if target == "layers" else target
+            rows = verify_layers(layer=layer, group=chosen, dtype=precision, tol=tol)
+        else:
+            model = load(target).to(precision).eval()
+            if not as_is:
+                randomize_(model)
+            rows = run(model, example_input(model, img_size, precision), group=chosen, tol=tol)
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error)) from error
+    broken = first_break(rows)
+    if json:
+        for row in rows:
+            typer.echo(json_module.dumps({**asdict(row), "passed": row.passed}))
+    else:
+        _print_rows([row for row in rows if row.depth <= depth or row is broken], broken, len(rows))
+    raise typer.Exit(1 if broken else 0)
+
+
+def _print_rows(rows: list[Row], broken: Row | None, total: int) -> None:
+    console = Console()
+    table = Table("layer", "type", "error", "tolerance", "")
+    marks = {True: "[green]pass[/green]", False: "[red]FAIL[/red]", None: "no claim"}
+    for row in rows:
+        error = "" if row.error is None else f"{row.error:.1e}"
+        table.add_row(row.name, row.layer, error, f"{row.tolerance:.1e}", marks[row.passed])
+    console.print(table)
+    if broken is not None:
+        where = f"{broken.name} ({broken.layer})"
+        console.print(f"[red]The first layer that breaks is {where}, with error {broken.error:.1e}.[/red]")
+    else:
+        console.print(f"No layer breaks; {len(rows)} of {total} shown.")
+
+
+@app.command()
+def bench_layers(
+    width: Annotated[int, typer.Option(help="Channels; heads have 64.")] = 768,
+    group: Annotated[str, typer.Option(help="The group of the equivariant layers.")] = "flop",
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Rounds of interleaved runs.")] = 50,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
+) -> None:
+    """Time equivariant layers against ordinary ones, interleaved in one run, in float32.
+
+    Example: flopping bench-layers --repeats 100
+    """
+    import torch
+
+    from flopping.bench.layers import bench_layers as run
+    from flopping.groups import get_group
+
+    torch.set_num_threads(threads)
+    table = Table("layer", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", "")
+    marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
+    try:
+        for r in run(width, get_group(group), repeats=repeats):
+            if json:
+                typer.echo(json_module.dumps({**asdict(r), "met": r.met}))
+            goal = "" if r.bar is None else f"{r.bar:.2f}"
+            times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f}"
+            table.add_row(r.name, r.mode, *times, goal, marks[r.met])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if not json:
+        console = Console()
+        console.print(table)
+        console.print(f"Medians of {repeats} interleaved rounds, {threads} threads, torch {torch.__version__}.")

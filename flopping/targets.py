@@ -1,0 +1,85 @@
+"""What a command-line argument means: a module of yours, or a model of timm; and an input to try it on."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flopping.features import Feature
+from flopping.nn import PatchEmbed
+from flopping.testing import grid_of, layouts_of
+
+
+def load(target: str) -> nn.Module:
+    """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a timm name."""
+    if ":" in target:
+        return _load_attribute(target)
+    import timm
+
+    if not timm.is_model(target):
+        known = timm.list_models()
+        near = get_close_matches(target, known, n=3, cutoff=0.4)
+        hint = f"; the closest are {', '.join(near)}" if near else ""
+        raise ValueError(f"no model is called {target!r}{hint}. For your own module write FILE.py:ATTRIBUTE")
+    model: nn.Module = timm.create_model(target, pretrained=False)
+    return model
+
+
+def _load_attribute(target: str) -> nn.Module:
+    where, _, attribute = target.rpartition(":")
+    if where.endswith(".py"):
+        path = Path(where)
+        if not path.is_file():
+            raise ValueError(f"no file {where!r}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{where!r} can't be loaded as Python code")
+        source = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, source)
+        spec.loader.exec_module(source)
+    else:
+        sys.path.insert(0, os.getcwd())
+        try:
+            source = importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"cannot import {where!r}: {error}") from error
+        finally:
+            sys.path.pop(0)
+    if not hasattr(source, attribute):
+        names = [name for name in vars(source) if not name.startswith("_")]
+        near = get_close_matches(attribute, names, n=3, cutoff=0.4) or names[:8]
+        raise ValueError(f"{where!r} has no {attribute!r}; it has {', '.join(near)}")
+    found = getattr(source, attribute)
+    made = found if isinstance(found, nn.Module) else found() if callable(found) else None
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{target!r} is {type(found).__name__}, not a torch module or a function that makes one")
+    return made
+
+
+def example_input(model: nn.Module, img_size: int | None, dtype: torch.dtype, batch: int = 2) -> Tensor | Feature:
+    """An image of the size the model was built for, or a feature of the layout that it takes."""
+    generator = torch.Generator().manual_seed(1)
+    layout, _ = layouts_of(model)
+    if layout is not None:
+        grid = grid_of(model, ()) or (4, 4)
+        return layout.random(batch, grid[0] * grid[1], generator=generator, dtype=dtype)
+    channels, size = 3, (img_size or 64, img_size or 64)
+    embed = next((layer for layer in model.modules() if isinstance(layer, PatchEmbed)), None)
+    if embed is not None:
+        channels = embed.in_chans
+    if img_size is None:
+        cfg = getattr(model, "default_cfg", None) or {}
+        if embed is not None and embed.img_size is not None:
+            size = embed.img_size
+        elif embed is not None:
+            size = (4 * embed.patch_size[0], 4 * embed.patch_size[1])
+        elif "input_size" in cfg:
+            channels, size = cfg["input_size"][0], tuple(cfg["input_size"][1:])
+    return torch.randn(batch, channels, *size, generator=generator, dtype=dtype)

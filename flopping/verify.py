@@ -1,0 +1,174 @@
+"""Check a whole network layer by layer: which layer follows the group, and which is the first that doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flopping.cases import LAYERS, cases
+from flopping.features import Layout
+from flopping.grid import Grid
+from flopping.groups import Group, flop
+from flopping.nn import Module, Sequential
+from flopping.testing import (
+    TOLERANCES,
+    Value,
+    act,
+    equivariance_errors,
+    grid_of,
+    group_of,
+    layouts_of,
+    relative_error,
+    run,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found for one layer. No error means that the layer claims nothing: it gave up the group."""
+
+    name: str
+    layer: str
+    error: float | None
+    tolerance: float
+    depth: int = 0
+
+    @property
+    def passed(self) -> bool | None:
+        return None if self.error is None else self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class _Output:
+    """One call of one layer."""
+
+    name: str
+    module: nn.Module
+    value: Value
+    layout: Layout | None
+
+
+def verify(model: nn.Module, x: Value, *, group: Group | None = None, tol: float | None = None) -> list[Row]:
+    """Run x and every moved x through the model and compare the outputs of all layers, in order of execution.
+
+    Layers that declare a layout are compared under it; other layers that hand on a feature are taken to keep
+    its layout; the model's own result is an invariant tensor unless it declares otherwise. An error that
+    appears in one layer is carried on by those after it, so the first row that fails names the culprit.
+
+    >>> from flopping import flop
+    >>> from flopping.nn import LayerNorm, Linear
+    >>> layout = Layout.regular(flop, 8)
+    >>> class Wrong(nn.Module):
+    ...     def forward(self, x):
+    ...         return x[0], x[1].relu()
+    >>> model = Sequential(Linear(layout, layout), Wrong(), LayerNorm(layout))
+    >>> rows = verify(model, layout.random(5))
+    >>> [(row.name, row.layer, row.passed) for row in rows]  # doctest: +NORMALIZE_WHITESPACE
+    [('0', 'Linear', True), ('1', 'Wrong', False), ('2', 'LayerNorm', False), ('(whole)', 'Sequential', False)]
+    >>> first_break(rows).name
+    '1'
+    """
+    group = group or group_of(model) or flop
+    first = x if isinstance(x, Tensor) else x[0]
+    tol = TOLERANCES[first.dtype] if tol is None else tol
+    grid = grid_of(model, x)
+    in_layout, _ = layouts_of(model)
+    before = _outputs(model, x)
+    worst: list[float | None] = [None] * len(before)
+    for element in range(1, group.order):
+        after = _outputs(model, act(group, element, x, in_layout, grid))
+        if [output.name for output in after] != [output.name for output in before]:
+            moved = group.elements[element]
+            raise ValueError(f"{type(model).__name__} runs other layers for an input moved by {moved}")
+        for i, (old, new) in enumerate(zip(before, after, strict=True)):
+            error = _error(group, element, old, new, grid)
+            if error is not None:
+                worst[i] = max(error, worst[i] or 0.0)
+    return [
+        Row(o.name or "(whole)", type(o.module).__name__, error, tol, o.name.count(".") + 1 if o.name else 0)
+        for o, error in zip(before, worst, strict=True)
+    ]
+
+
+def first_break(rows: Sequence[Row]) -> Row | None:
+    """The first layer, in order of execution, that doesn't follow the group."""
+    return next((row for row in rows if row.passed is False), None)
+
+
+def verify_layers(
+    *,
+    layer: str | None = None,
+    group: Group | None = None,
+    dtype: torch.dtype = torch.float32,
+    tol: float | None = None,
+) -> list[Row]:
+    """Every layer of the library, or one, for every group that it supports, or one, with random parameters."""
+    tol = TOLERANCES[dtype] if tol is None else tol
+    rows = []
+    for case in cases(group, layer):
+        module, x = case.make(dtype)
+        errors = equivariance_errors(module, x, grid=case.grid)
+        rows.append(Row(str(case), case.layer, max(errors.values()), tol))
+    if not rows:
+        supported = [g.name for g in {case.shape.group for case in cases(layer=layer)}]
+        raise ValueError(f"{layer} doesn't support {group}; it supports {', '.join(sorted(supported))}")
+    return rows
+
+
+def layer_names() -> list[str]:
+    return list(LAYERS)
+
+
+def _outputs(model: nn.Module, x: Value) -> list[_Output]:
+    """What each layer gave, in the order in which the layers finished."""
+    outputs: list[_Output] = []
+    latest: list[Layout] = []  # the layout of the newest feature
+
+    def record(name: str) -> object:
+        def hook(module: nn.Module, _args: object, value: object) -> None:
+            layout = layouts_of(module)[1]
+            if not isinstance(value, (Tensor, tuple)) or isinstance(module, nn.Identity):
+                return
+            if isinstance(module, Module) or (isinstance(module, Sequential) and layout is not None):
+                outputs.append(_Output(name, module, value, layout))
+            elif isinstance(value, tuple) and latest and _fits(value, latest[-1]):
+                outputs.append(_Output(name, module, value, latest[-1]))
+            elif not name and isinstance(value, Tensor):
+                outputs.append(_Output(name, module, value, None))
+            if layout is not None:
+                latest.append(layout)
+
+        return hook
+
+    handles = [m.register_forward_hook(record(name)) for name, m in model.named_modules()]
+    try:
+        run(model, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs
+
+
+def _fits(value: tuple[Tensor, ...], layout: Layout) -> bool:
+    try:
+        layout.parts(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _error(group: Group, element: int, before: _Output, after: _Output, grid: Grid | None) -> float | None:
+    """How far the output of the moved image is from the moved output; None where nothing is claimed."""
+    if before.layout is None:
+        return relative_error(after.value, before.value)
+    claimed = before.layout.group
+    if claimed == group:
+        inner = element
+    elif group.symmetries[element] in claimed.symmetries:
+        inner = claimed.symmetries.index(group.symmetries[element])
+    else:
+        return None
+    return relative_error(after.value, act(claimed, inner, before.value, before.layout, grid))
