@@ -55,7 +55,14 @@ class Fold(nn.Module):
             self.one_line, self.axes, self.parities = _mirrors(group)
         else:
             places, self.rows = _orbit_rows(group, grid)
-            self.register_buffer("places", places.clone(), persistent=False)
+            self.register_buffer("places", torch.empty(len(places), dtype=torch.long), persistent=False)
+        self.init_non_persistent_buffers()
+
+    @torch.no_grad()
+    def init_non_persistent_buffers(self) -> None:
+        """Fill in the constants; again after `to_empty`, for a network built on the meta device."""
+        if not self.group.is_abelian_real:
+            self.places.copy_(_orbit_rows(self.group, self.grid)[0])
 
     @property
     def layout(self) -> Layout:
@@ -160,18 +167,25 @@ class Symmetric(nn.Module):
     ) -> None:
         super().__init__()
         self.group, self.grid, self.irrep = group, grid, irrep
-        basis = _unit_basis(group, grid, irrep)
-        self.free = basis.shape[1]
-        """How many values determine such a function."""
-        dtype = dtype or torch.get_default_dtype()
+        places, self.free = _unit_basis(group, grid, irrep).shape  # free: how many values determine a function
         self.components = group.irreps[irrep].dim
         if self.components == 1 and self.free:
-            index = basis.abs().argmax(1)
-            sign = basis.gather(1, index[:, None])
-            self.register_buffer("index", index.to(device=device, copy=True), persistent=False)
-            self.register_buffer("sign", sign.to(device=device, dtype=dtype, copy=True), persistent=False)
+            self.register_buffer("index", torch.empty(places, device=device, dtype=torch.long), persistent=False)
+            self.register_buffer("sign", torch.empty(places, 1, device=device, dtype=dtype), persistent=False)
         else:
-            self.register_buffer("basis", basis.to(device=device, dtype=dtype, copy=True), persistent=False)
+            self.register_buffer("basis", torch.empty(places, self.free, device=device, dtype=dtype), persistent=False)
+        self.init_non_persistent_buffers()
+
+    @torch.no_grad()
+    def init_non_persistent_buffers(self) -> None:
+        """Fill in the constants; again after `to_empty`, for a network built on the meta device."""
+        basis = _unit_basis(self.group, self.grid, self.irrep)
+        if self.components == 1 and self.free:
+            index = basis.abs().argmax(1)
+            self.index.copy_(index)
+            self.sign.copy_(basis.gather(1, index[:, None]))
+        else:
+            self.basis.copy_(basis)
 
     def extra_repr(self) -> str:
         return f"{self.group.irreps[self.irrep].name}, grid={self.grid}, free={self.free}"

@@ -214,7 +214,7 @@ class Downsample(Module):
         starts = [sum(layout.multiplicities[:i]) for i in range(len(self.sources))]
         for pairs in self.sources:
             for i, j in pairs:
-                block = next(columns).unflatten(1, (len(bases[j]), -1))  # out, places, m
+                block = next(columns).unflatten(1, (len(bases[j]), layout.multiplicities[i]))  # out, places, m
                 taps = torch.einsum("onm,np->omp", block, bases[j]).unflatten(-1, (f, f))
                 conv.weight[:, starts[i] : starts[i] + layout.multiplicities[i]] += taps
         if conv.bias is not None:

@@ -1,0 +1,117 @@
+"""What is refused, and that the message shows the values."""
+
+import pytest
+import torch
+
+from flopping import Layout, flip, flop, octic, rot90, trivial
+from flopping import nn as fnn
+from flopping.testing import assert_equivariant, equivariance_errors
+
+EQUAL = Layout.regular(flop, 8)
+UNEQUAL = Layout(flop, (3, 5))
+
+REFUSED_AT_CONSTRUCTION = {
+    "group changes": (lambda: fnn.Linear(EQUAL, Layout.regular(flip, 8)), r"Linear keeps the group.*flop.*flip"),
+    "bias without even": (lambda: fnn.Linear(Layout(flop, (0, 2)), EQUAL), r"bias needs even.*even=0, odd=2"),
+    "unequal activation": (lambda: fnn.Activation(UNEQUAL), r"equal shares.*even=3, odd=5"),
+    "unequal hybrid": (lambda: fnn.ToRegular(UNEQUAL), r"equal shares.*even=3, odd=5"),
+    "unequal depthwise": (lambda: fnn.DepthwiseConv2d(UNEQUAL), r"equal shares.*even=3, odd=5"),
+    "half a plane": (lambda: fnn.Activation(Layout(octic, (2, 2, 2, 2, 3))), r"equal shares.*E=2x3"),
+    "heads": (lambda: fnn.Attention(EQUAL, num_heads=3), r"3 heads do not divide.*even=4, odd=4"),
+    "no heads": (lambda: fnn.Attention(EQUAL, num_heads=0), r"0 heads"),
+    "ratio": (lambda: fnn.TransformerBlock(EQUAL, 2, mlp_ratio=1.3), r"times 1.3 is not a whole number"),
+    "patch not square": (lambda: fnn.PatchEmbed(Layout.regular(rot90, 8), 8, (4, 2)), r"square grid, got \(4, 2\)"),
+    "image size": (lambda: fnn.PatchEmbed(EQUAL, 30, 16), r"\(30, 30\) is not a multiple.*\(16, 16\)"),
+    "positions not square": (lambda: fnn.PosEmbed(Layout.regular(octic, 8), (2, 3)), r"square grid, got \(2, 3\)"),
+    "even kernel": (lambda: fnn.DepthwiseConv2d(EQUAL, 4), r"odd kernel_size, got 4"),
+    "kernel of one": (lambda: fnn.DepthwiseConv2d(EQUAL, 1), r"kernel_size=1 is too small for filters even_to_odd"),
+    "factor": (lambda: fnn.Downsample(EQUAL, EQUAL, 0), r"at least 1, got 0"),
+    "dropout": (lambda: fnn.Dropout(EQUAL, 1.5), r"below 1, got 1.5"),
+    "drop path": (lambda: fnn.DropPath(EQUAL, -0.1), r"at least 0.*got -0.1"),
+    "pool": (lambda: fnn.InvariantHead(EQUAL, 5, pool="max"), r"'avg', 'token' or None, got 'max'"),
+    "head without even": (lambda: fnn.InvariantHead(Layout(flop, (0, 4)), 5), r"needs even channels.*even=0"),
+    "prefix of token pooling": (lambda: fnn.InvariantHead(EQUAL, 5, "token", 1), r"num_prefix_tokens.*got 1"),
+    "not a subgroup": (lambda: fnn.Restrict(EQUAL, flip), r"flip is not a subgroup of flop: flop has no flip"),
+    "sequence": (
+        lambda: fnn.Sequential(fnn.LayerNorm(EQUAL), fnn.LayerNorm(UNEQUAL)),
+        r"layer 1 \(LayerNorm\) takes .*even=3, odd=5.* gets .*even=4, odd=4.* from layer 0",
+    ),
+    "image after features": (
+        lambda: fnn.Sequential(fnn.LayerNorm(EQUAL), fnn.PatchEmbed(EQUAL)),
+        r"layer 1 \(PatchEmbed\) takes images",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_AT_CONSTRUCTION)
+def test_refused_at_construction(name: str) -> None:
+    build, message = REFUSED_AT_CONSTRUCTION[name]
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def tokens(n: int) -> tuple[torch.Tensor, ...]:
+    return EQUAL.random(2, n)
+
+
+REFUSED_IN_FORWARD = {
+    "width": (
+        lambda: fnn.Linear(EQUAL, EQUAL)(UNEQUAL.random(2)),
+        r"Linear: .*\(\.\.\., 4\), \(\.\.\., 4\), got \(2, 3\), \(2, 5\)",
+    ),
+    "number of parts": (lambda: fnn.LayerNorm(EQUAL)((torch.zeros(2, 4),)), r"LayerNorm: .* got \(2, 4\)"),
+    "leading axes": (lambda: fnn.LayerNorm(EQUAL)((torch.zeros(2, 4), torch.zeros(3, 4))), r"got \(2, 4\), \(3, 4\)"),
+    "image rank": (
+        lambda: fnn.PatchEmbed(EQUAL, 32)(torch.zeros(3, 32, 32)),
+        r"\(B, 3, H, W\), got shape \(3, 32, 32\)",
+    ),
+    "image channels": (
+        lambda: fnn.PatchEmbed(EQUAL, 32)(torch.zeros(1, 4, 32, 32)),
+        r"\(B, 3, H, W\), got shape \(1, 4",
+    ),
+    "other image size": (lambda: fnn.PatchEmbed(EQUAL, 32)(torch.zeros(1, 3, 32, 48)), r"\(32, 32\), got \(32, 48\)"),
+    "no multiple": (lambda: fnn.PatchEmbed(EQUAL)(torch.zeros(1, 3, 32, 30)), r"\(32, 30\) is not a multiple"),
+    "positions": (lambda: fnn.PosEmbed(EQUAL, (2, 3))(tokens(7)), r"grid \(2, 3\) has 6 places, got 7 tokens"),
+    "mix": (
+        lambda: fnn.TokenMix(EQUAL, (2, 3))(tokens(7)),
+        r"grid \(2, 3\) takes tokens \(B, 6, copies\).*\(2, 7, 4\)",
+    ),
+    "map rank": (
+        lambda: fnn.DepthwiseConv2d(EQUAL, 3)(tokens(6)),
+        r"maps \(B, H, W, copies\), got parts of shape \(2, 6, 4\)",
+    ),
+    "map size": (lambda: fnn.Downsample(EQUAL, EQUAL)(EQUAL.random(1, 4, 5)), r"4 x 5 places is not a multiple of 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_IN_FORWARD)
+def test_refused_in_forward(name: str) -> None:
+    call, message = REFUSED_IN_FORWARD[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_packed_tensor_is_not_a_feature() -> None:
+    with pytest.raises(TypeError, match=r"Linear: a feature of .* tuple of 2 tensors, got a tensor of shape \(2, 8\)"):
+        fnn.Linear(EQUAL, EQUAL)(torch.zeros(2, 8))
+
+
+def test_checker_says_what_it_misses() -> None:
+    with pytest.raises(ValueError, match="Linear declares no layout: say which group"):
+        equivariance_errors(torch.nn.Linear(3, 3), torch.zeros(1, 3))
+    with pytest.raises(TypeError, match="needs a layout that says how flop acts"):
+        equivariance_errors(torch.nn.Identity(), (torch.zeros(1),), group="flop")
+    layout = Layout.regular(trivial, 4)
+    with pytest.raises(ValueError, match="nothing to check"):
+        assert_equivariant(fnn.LayerNorm(layout), layout.random(2))
+    with pytest.raises(ValueError, match=r"unknown group 'flap'.*flop, flip, rot180, flipflop, rot90, octic"):
+        Layout.regular("flap", 4)
+
+
+def test_numbers_that_are_none_fail_the_check() -> None:
+    class Nan(fnn.Module):
+        def forward(self, x):
+            return tuple(part * float("nan") for part in x)
+
+    with pytest.raises(AssertionError, match="relative error inf"):
+        assert_equivariant(Nan(EQUAL, EQUAL), EQUAL.random(2))

@@ -1,0 +1,153 @@
+"""Compilers, exporters, tracers and copies see every layer as what it is."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from flopping import Layout, flop, octic
+from flopping import nn as fnn
+from flopping.cases import LAYERS, Case, cases
+from flopping.testing import assert_equivariant, randomize_, relative_error
+
+ALL = [case for case in cases() if case.shape.name == "odd"]
+
+
+def outputs(case: Case) -> tuple[nn.Module, object, object]:
+    module, x = case.make()
+    module.eval()
+    return module, x, module(x)
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_compile_fullgraph(case: Case) -> None:
+    """No graph breaks; the real back end has a test of its own below."""
+    module, x, y = outputs(case)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert relative_error(compiled(x), y) < 1e-5
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_export_with_any_batch(case: Case) -> None:
+    module, x, y = outputs(case)
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = {0: dynamic} if isinstance(x, torch.Tensor) else tuple({0: dynamic} for _ in x)
+    program = torch.export.export(module, (x,), dynamic_shapes=(shapes,))
+    assert relative_error(program.module()(x), y) < 1e-5
+    twice = torch.cat([x, x]) if isinstance(x, torch.Tensor) else tuple(torch.cat([p, p]) for p in x)
+    assert relative_error(program.module()(twice), module(twice)) < 1e-5
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_symbolic_trace(case: Case, training: bool) -> None:
+    module, x = case.make()
+    module.train(training)
+    traced = torch.fx.symbolic_trace(module)
+    results = []
+    for function in (module, traced):
+        torch.manual_seed(0)
+        results.append(function(x))
+    assert relative_error(*results) < 1e-6
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_copies(case: Case) -> None:
+    """deepcopy, pickle and state_dict give the same function; nothing constant is in the state."""
+    module, x, y = outputs(case)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    fresh = LAYERS[case.layer][2](case.shape).eval()
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), fresh):
+        assert relative_error(other(x), y) == 0
+    assert set(module.state_dict()) == {name for name, _ in module.named_parameters()}
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_state_is_the_same_in_train_and_eval(case: Case) -> None:
+    module, x = case.make()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    for mode in (True, False, True):
+        module.train(mode)(x)
+        assert set(module.state_dict()) == set(before)
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_built_on_the_meta_device(case: Case) -> None:
+    """Built without memory and filled later: constants come back as timm's models bring back theirs."""
+    with torch.device("meta"):
+        module = LAYERS[case.layer][2](case.shape)
+    assert all(t.is_meta for t in (*module.parameters(), *module.buffers()))
+    twin, x, y = outputs(case)
+    module.to_empty(device="cpu").load_state_dict(twin.state_dict())
+    for layer in module.modules():
+        if hasattr(layer, "init_non_persistent_buffers"):
+            layer.init_non_persistent_buffers()
+    assert relative_error(module.eval()(x), y) == 0
+
+
+def network(group) -> nn.Module:
+    """All layers that one compiled graph can hold for a group."""
+    width = Layout.regular(group, 4 * group.order)
+    mixers = [fnn.TokenMix(width, 4)] if group.is_abelian_real else []
+    return fnn.Sequential(
+        fnn.PatchEmbed(width, 16, 4),
+        fnn.PosEmbed(width, 4),
+        *mixers,
+        fnn.Affine(width),
+        fnn.ClassToken(width),
+        fnn.TransformerBlock(width, num_heads=2),
+        fnn.LayerNorm(width),
+        fnn.InvariantHead(width, num_classes=3),
+    )
+
+
+@pytest.mark.parametrize("group", [flop, octic], ids=str)
+def test_inductor(group) -> None:
+    """The real back end, training and inference: same values, same gradients, still equivariant."""
+    net = randomize_(network(group))
+    image = torch.randn(2, 3, 16, 16)
+    torch.compiler.reset()
+    compiled = torch.compile(net, fullgraph=True)
+    gradients = []
+    for function in (net, compiled):
+        net.zero_grad()
+        function(image).square().sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
+    eager, fast = gradients
+    assert eager.keys() == fast.keys()
+    for name, gradient in eager.items():
+        torch.testing.assert_close(fast[name], gradient, rtol=1e-4, atol=1e-4 * gradient.abs().max().item())
+    assert_equivariant(compiled, image, group=group)
+
+
+def test_maps_through_inductor() -> None:
+    layout = Layout.regular(flop, 12, extra=4)
+    net = randomize_(fnn.Sequential(fnn.DepthwiseConv2d(layout, 3), fnn.Downsample(layout, layout * 2)))
+    x = layout.random(2, 6, 8)
+    torch.compiler.reset()
+    with torch.no_grad():
+        assert relative_error(torch.compile(net, fullgraph=True)(x), net(x)) < 1e-5
+
+
+def test_layout_is_usable_for_the_first_time_inside_a_compiled_graph() -> None:
+    """Nothing about a layout is worked out lazily behind a lock, which a compiler could not follow."""
+
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = fnn.Activation(Layout.regular(octic, 16))
+
+        def forward(self, x):
+            return self.act(x)
+
+    torch.compiler.reset()
+    layout = Layout.regular(octic, 16)
+    torch.compile(Late(), fullgraph=True, backend="eager")(layout.random(3))
