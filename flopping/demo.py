@@ -78,7 +78,7 @@ def _show_parts(console: Console, layout: Layout) -> None:
     mirrored = [part[0, GRID[1] - 1, 0].item() for part in after]  # the top left patch is top right now
     console.print(
         "An image becomes tokens of two parts, [cyan]even[/cyan] and [magenta]odd[/magenta] channels. Mirror the"
-        " image, and each token moves to the mirrored place;\nthere its even channels are the same and its odd"
+        " image, and each token moves to the mirrored place; there its even channels are the same and its odd"
         " channels have changed their sign. The first channel of each, for the top left patch:\n"
     )
     console.print(f"    image            even {left:+.4f}   odd {right:+.4f}")

@@ -45,7 +45,7 @@ class Fold(nn.Module):
 
     places: Tensor
 
-    def __init__(self, group: Group, grid: Grid, dim: int) -> None:
+    def __init__(self, group: Group, grid: Grid, dim: int, *, device: torch.device | str | None = None) -> None:
         super().__init__()
         check_square(group, grid, "fold")
         if dim >= -1:
@@ -55,7 +55,7 @@ class Fold(nn.Module):
             self.one_line, self.axes, self.parities = _mirrors(group)
         else:
             places, self.rows = _orbit_rows(group, grid)
-            self.register_buffer("places", torch.empty(len(places), dtype=torch.long), persistent=False)
+            self.register_buffer("places", torch.empty(len(places), device=device, dtype=torch.long), persistent=False)
         self.init_non_persistent_buffers()
 
     @torch.no_grad()
@@ -74,7 +74,9 @@ class Fold(nn.Module):
         >>> Fold(octic, (16, 16), dim=-2).layout
         Layout(octic, A1=36, A2=28, B1=28, B2=36, E=2x64)
         """
-        return Layout(self.group, tuple(len(basis[0]) for basis in basis_of(self.group, self.grid)))
+        kinds = _kinds(self.group, self.grid)
+        irreps = self.group.irreps
+        return Layout(self.group, tuple(sum(len(p) * len(_vectors(i, k)) for k, p in kinds.items()) for i in irreps))
 
     def extra_repr(self) -> str:
         return f"{self.group}, grid={self.grid}, dim={self.dim}"
@@ -153,8 +155,7 @@ class Symmetric(nn.Module):
     """
 
     index: Tensor
-    sign: Tensor
-    basis: Tensor
+    coefficient: Tensor
 
     def __init__(
         self,
@@ -167,51 +168,68 @@ class Symmetric(nn.Module):
     ) -> None:
         super().__init__()
         self.group, self.grid, self.irrep = group, grid, irrep
-        places, self.free = _unit_basis(group, grid, irrep).shape  # free: how many values determine a function
-        self.components = group.irreps[irrep].dim
-        if self.components == 1 and self.free:
-            self.register_buffer("index", torch.empty(places, device=device, dtype=torch.long), persistent=False)
-            self.register_buffer("sign", torch.empty(places, 1, device=device, dtype=dtype), persistent=False)
-        else:
-            self.register_buffer("basis", torch.empty(places, self.free, device=device, dtype=dtype), persistent=False)
+        index, coefficient, self.free = _free_values(group, grid, irrep)
+        self.register_buffer("index", torch.empty(index.shape, device=device, dtype=torch.long), persistent=False)
+        self.register_buffer(
+            "coefficient", torch.empty(coefficient.shape, device=device, dtype=dtype), persistent=False
+        )
         self.init_non_persistent_buffers()
 
     @torch.no_grad()
     def init_non_persistent_buffers(self) -> None:
         """Fill in the constants; again after `to_empty`, for a network built on the meta device."""
-        basis = _unit_basis(self.group, self.grid, self.irrep)
-        if self.components == 1 and self.free:
-            index = basis.abs().argmax(1)
-            self.index.copy_(index)
-            self.sign.copy_(basis.gather(1, index[:, None]))
-        else:
-            self.basis.copy_(basis)
+        index, coefficient, _ = _free_values(self.group, self.grid, self.irrep)
+        self.index.copy_(index)
+        self.coefficient.copy_(coefficient)
 
     def extra_repr(self) -> str:
         return f"{self.group.irreps[self.irrep].name}, grid={self.grid}, free={self.free}"
 
     def forward(self, values: Tensor) -> Tensor:
         """Free values `(free, m)` to functions on all places, `(h * w, [d,] m)`."""
-        if self.components == 1 and self.free:
-            return values.index_select(0, self.index) * self.sign
-        table = self.basis @ values
-        return table if self.components == 1 else table.unflatten(0, (-1, self.components))
+        if self.group.irreps[self.irrep].dim == 1:
+            return values.index_select(0, self.index.flatten()) * self.coefficient.flatten(1)
+        chosen: Tensor = values.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+        return self.coefficient @ chosen
 
     def fit(self, table: Tensor) -> Tensor:
         """The free values nearest to given functions: inverse of `forward`."""
-        basis = _unit_basis(self.group, self.grid, self.irrep).to(table)
-        return (basis.T @ table.flatten(0, -2)) / basis.square().sum(0)[:, None]
+        table = table.view(len(self.index), -1, table.shape[-1])  # places, components, m
+        weight = self.coefficient.to(table)
+        total, size = table.new_zeros(self.free, table.shape[-1]), table.new_zeros(self.free, 1)
+        for v, index in enumerate(self.index.unbind(1)):
+            total.index_add_(0, index, (weight[:, :, v, None] * table).sum(1))
+            size.index_add_(0, index, weight[:, :, v].square().sum(1, keepdim=True))
+        return total / size
 
 
 @lru_cache
-def _unit_basis(group: Group, grid: Grid, irrep: int) -> Tensor:
-    """`(h * w * d, free)`: columns are the functions of single free values, of size one where not zero."""
+def _free_values(group: Group, grid: Grid, irrep: int) -> tuple[Tensor, Tensor, int]:
+    """Which free values a place depends on, `(places, v)`, and how, `(places, d, v)`; how many there are.
+
+    They are counted orbit by orbit, in the order of the first places. The function of one free value is
+    rho(g) v on the place g p, for a vector v that the stabiliser of p leaves alone.
+    """
     value = group.irreps[irrep]
-    with torch.device("cpu"):
-        turned = torch.einsum("kab,bnp->pakn", value.endomorphisms, basis_of(group, grid)[irrep]).flatten(2)
-        size = torch.linalg.vector_norm(turned, dim=1, keepdim=True)  # the same on every place of an orbit
-        unit: Tensor = turned / size.amax(0, keepdim=True)
-        return unit.flatten(0, 1)
+    with torch.device("cpu"):  # a cached value must not follow the caller's default device
+        moved = _moved(group, grid)
+        kinds = {places: _vectors(value, kind) for kind, places in _kinds(group, grid).items()}
+        turned = {
+            places: [e @ vector for vector in vectors for e in value.endomorphisms] for places, vectors in kinds.items()
+        }
+        counts = torch.zeros(moved.shape[1], dtype=torch.long)
+        for places, vectors in turned.items():
+            counts[list(places)] = len(vectors)
+        start = counts.cumsum(0) - counts
+        width = max(map(len, turned.values()))
+        index = torch.zeros(moved.shape[1], width, dtype=torch.long)
+        coefficient = torch.zeros(moved.shape[1], value.dim, width, dtype=torch.float64)
+        for places, vectors in turned.items():
+            for v, vector in enumerate(vectors):
+                for g, matrix in enumerate(value.tensor):
+                    index[moved[g, list(places)], v] = start[list(places)] + v
+                    coefficient[moved[g, list(places)], :, v] = matrix @ vector
+        return index, coefficient, int(counts.sum())
 
 
 def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:
@@ -245,6 +263,39 @@ def _mirrors(group: Group) -> tuple[bool, tuple[int, ...], tuple[tuple[int, ...]
     return one_line, axes, parities
 
 
+def _moved(group: Group, grid: Grid) -> Tensor:
+    """Where each element takes each place: `(|G|, places)`."""
+    index = torch.arange(prod(grid), device="cpu").view(grid)
+    return torch.stack([group.act(group.inverse(g), index).flatten() for g in range(group.order)])
+
+
+@lru_cache
+def _kinds(group: Group, grid: Grid) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The first place of every orbit, by the elements that leave it where it is."""
+    moved = _moved(group, grid)
+    first = (moved >= moved[0]).all(0).nonzero().flatten()
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for place, fixed in zip(first.tolist(), (moved[:, first] == first).T.tolist(), strict=True):
+        kinds.setdefault(tuple(g for g, stays in enumerate(fixed) if stays), []).append(place)
+    return {kind: tuple(places) for kind, places in kinds.items()}
+
+
+def _vectors(irrep: Irrep, stabiliser: tuple[int, ...]) -> list[Tensor]:
+    """Orthonormal vectors that a stabiliser leaves alone, one for each copy of the irrep on such an orbit.
+
+    Vectors that endomorphisms turn into each other belong to one copy.
+    """
+    invariant = irrep.tensor[list(stabiliser)].mean(0)
+    taken = torch.zeros(irrep.dim, 0, dtype=torch.float64, device="cpu")
+    vectors: list[Tensor] = []
+    for column in invariant.T:
+        rest = column - taken @ (taken.T @ column)
+        if rest.norm() > 1e-6:  # a projection's columns are zero or of order one
+            vectors.append(rest / rest.norm())
+            taken = torch.cat([taken, (irrep.endomorphisms @ vectors[-1]).T], 1)
+    return vectors
+
+
 Rows = list[list[list[list[float]]]]  # [irrep][component][copy][element]
 
 
@@ -252,30 +303,16 @@ Rows = list[list[list[list[float]]]]  # [irrep][component][copy][element]
 def _orbit_rows(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, Rows]]]:
     """The general fold: places sorted by orbits, and how each kind of orbit splits into irreps.
 
-    Orbits of one kind share the stabiliser S of their first place p. A vector v that S leaves alone gives a
-    copy of the irrep: component a is sqrt(d / |G||S|) sum_g (rho(g) v)[a] x[g p].
+    On orbits with stabiliser S of the first place p, component a of a copy is
+    sqrt(d / |G||S|) sum_g (rho(g) v)[a] x[g p].
     """
-    index = torch.arange(prod(grid), device="cpu").view(grid)
-    moved = torch.stack([group.act(group.inverse(g), index).flatten() for g in range(group.order)])  # moved[g, p] = g p
-    first = (moved >= moved[0]).all(0).nonzero().flatten()
-    kinds: dict[tuple[int, ...], list[int]] = {}
-    for place in first.tolist():
-        stabiliser = tuple((moved[:, place] == place).nonzero().flatten().tolist())
-        kinds.setdefault(stabiliser, []).append(place)
-    places = torch.cat([moved[:, kinds[kind]].flatten() for kind in kinds])
-    return places, [(len(found), [_copies(irrep, kind) for irrep in group.irreps]) for kind, found in kinds.items()]
-
-
-def _copies(irrep: Irrep, stabiliser: tuple[int, ...]) -> list[list[list[float]]]:
-    """Coefficients [component][copy][element] of one irrep on an orbit with this stabiliser."""
-    invariant = irrep.tensor[list(stabiliser)].mean(0)
-    taken = torch.zeros(irrep.dim, 0, dtype=torch.float64, device="cpu")
-    vectors = []
-    for column in invariant.T:
-        rest = column - taken @ (taken.T @ column)
-        if rest.norm() > 1e-6:  # a projection's columns are zero or of order one
-            vectors.append(rest / rest.norm())
-            taken = torch.cat([taken, (irrep.endomorphisms @ vectors[-1]).T], 1)
-    scale = sqrt(irrep.dim / (len(irrep.matrices) * len(stabiliser)))
-    rows = [(irrep.tensor @ vector).T * scale for vector in vectors]  # (component, element) for each copy
-    return [[row[a].tolist() for row in rows] for a in range(irrep.dim)]
+    moved, kinds = _moved(group, grid), _kinds(group, grid)
+    rows = []
+    for kind, found in kinds.items():
+        split: Rows = []
+        for irrep in group.irreps:
+            scale = sqrt(irrep.dim / (group.order * len(kind)))
+            copies = [(irrep.tensor @ vector).T * scale for vector in _vectors(irrep, kind)]  # component, element
+            split.append([[copy[a].tolist() for copy in copies] for a in range(irrep.dim)])
+        rows.append((len(found), split))
+    return torch.cat([moved[:, list(found)].flatten() for found in kinds.values()]), rows

@@ -79,6 +79,32 @@ def test_state_is_the_same_in_train_and_eval(case: Case) -> None:
         assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+@pytest.mark.parametrize("group", [flop, octic], ids=str)
+def test_device_and_dtype_reach_everything(group) -> None:
+    """As arguments of a layer, not only by `to`: parameters and constants alike."""
+    width = Layout.regular(group, 16)
+    where = {"device": "meta", "dtype": torch.float16}
+    layers = [
+        fnn.PatchEmbed(width, 8, 4, **where),
+        fnn.PosEmbed(width, 3, **where),
+        fnn.ClassToken(width, **where),
+        fnn.TransformerBlock(width, 2, **where),
+        fnn.Affine(width, **where),
+        fnn.ToInvariant(width, **where),
+        fnn.InvariantHead(width, 3, **where),
+    ]
+    if group.is_abelian_real:
+        layers += [
+            fnn.DepthwiseConv2d(width, 3, **where),
+            fnn.Downsample(width, width, **where),
+            fnn.TokenMix(width, 3, **where),
+        ]
+    for layer in layers:
+        tensors = [*layer.parameters(), *layer.buffers()]
+        assert all(t.is_meta for t in tensors)
+        assert all(t.dtype == torch.float16 for t in tensors if t.is_floating_point())
+
+
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_built_on_the_meta_device(case: Case) -> None:
     """Built without memory and filled later: constants come back as timm's models bring back theirs."""

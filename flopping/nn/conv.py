@@ -176,7 +176,7 @@ class Downsample(Module):
         if factor < 1:
             raise ValueError(f"factor is a whole number of places, at least 1, got {factor}")
         self.factor = factor
-        self.fold = Fold(group, (factor, factor), dim=-3)
+        self.fold = Fold(group, (factor, factor), dim=-3, device=device)
         places = self.fold.layout.multiplicities
         irreps = range(len(places))
         self.sources = [[(i, group.irrep_product(i, k)) for i in irreps] for k in irreps]

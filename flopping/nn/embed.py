@@ -55,7 +55,7 @@ class PatchEmbed(Module):
             self.grid_size = self.grid_of(self.img_size)
         self.in_chans = in_chans
         self.flatten = flatten
-        self.fold = Fold(layout.group, self.patch_size, dim=-2)
+        self.fold = Fold(layout.group, self.patch_size, dim=-2, device=device)
         self.proj = Linear(self.fold.layout * in_chans, layout, bias, device=device, dtype=dtype)
 
     def extra_repr(self) -> str:

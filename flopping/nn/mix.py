@@ -42,7 +42,7 @@ class TokenMix(Module):
         group.require_grid("TokenMix")
         group.require_signs("TokenMix")
         self.grid_size = as_pair(grid_size)
-        self.fold = Fold(group, self.grid_size, dim=-3)
+        self.fold = Fold(group, self.grid_size, dim=-3, device=device)
         self.names = tuple(irrep.name for irrep in group.irreps)
         self.weight = nn.ParameterDict()
         self.bias = nn.ParameterDict() if bias else None

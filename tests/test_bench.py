@@ -1,0 +1,60 @@
+"""The machinery of measurements, on synthetic times; nothing here depends on how fast the machine is."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from flopping import demo, flop
+from flopping.bench import layers
+from flopping.bench.timing import Timing, interleave
+
+
+def test_runs_are_interleaved() -> None:
+    calls: list[str] = []
+    timings = interleave({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=3, warmup=2)
+    assert "".join(calls) == "aabb" + "ab" * 3
+    assert all(len(timing.seconds) == 3 for timing in timings.values())
+
+
+def test_ratio_survives_a_machine_that_slows_down() -> None:
+    """The second is twice as fast in every round, while the machine gets ten times slower."""
+    slower = [1 + i for i in range(10)]
+    first, second = Timing(tuple(2.0 * s for s in slower)), Timing(tuple(1.0 * s for s in slower))
+    assert first.over(second) == pytest.approx(2)
+    assert second.over(first) == pytest.approx(0.5)
+
+
+def test_impossible_repeats_are_refused() -> None:
+    with pytest.raises(ValueError, match="repeats=0"):
+        interleave({}, repeats=0)
+
+
+def test_pairs_do_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides give the same number of values, and the bars apply to the width they were set for."""
+    monkeypatch.setattr(layers, "BATCH", 1)
+    for pair in layers.pairs(width=64):
+        with torch.no_grad():
+            ordinary, parts = pair.ordinary.eval()(pair.packed), pair.equivariant.eval()(pair.feature)
+        assert ordinary.numel() == sum(part.numel() for part in parts)
+    results = list(layers.bench_layers(64, flop, modes=("eager",), repeats=1))
+    assert [result.name for result in results] == [pair.name for pair in layers.pairs(64)]
+    assert all(result.bar is None and result.met is None and result.speedup > 0 for result in results)
+
+
+def test_a_missed_goal_is_shown_as_missed() -> None:
+    assert layers.Result("x", "eager", 1.0, 1.0, 1.7, 1.8).met is False
+    assert layers.Result("x", "eager", 1.0, 1.0, 1.9, 1.8).met is True
+
+
+def test_demo_tells_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real demo at a smaller size, not compiled."""
+    monkeypatch.setattr(demo, "WIDTH", 96)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    out = io.StringIO()
+    demo.demo(Console(file=out, width=100), repeats=2)
+    text = " ".join(out.getvalue().split())
+    assert "not compiled" in text
+    assert "multiply-adds (G)" in text
+    assert "What you see." in text

@@ -1,0 +1,184 @@
+"""The table of `verify` and the command line around it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from flopping import Layout, __version__, flop, octic
+from flopping import nn as fnn
+from flopping.cases import LAYERS
+from flopping.cli import app
+from flopping.testing import randomize_
+from flopping.verify import first_break, verify
+
+runner = CliRunner()
+
+
+class Rectify(nn.Module):
+    """An ordinary function on a feature: right on even channels, wrong on odd ones."""
+
+    def forward(self, x):
+        return x[0].relu(), x[1].relu()
+
+
+class Leak(nn.Module):
+    """A user's own block without declared layouts, with an ordinary layer hidden inside."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.norm = fnn.LayerNorm(layout)
+        self.odd = nn.Linear(layout.multiplicities[1], layout.multiplicities[1])  # its bias breaks the parity
+
+    def forward(self, x):
+        even, odd = self.norm(x)
+        return even, self.odd(odd)
+
+
+def network(*middle: nn.Module, group=flop) -> nn.Module:
+    width = Layout.regular(group, 16)
+    return fnn.Sequential(
+        fnn.PatchEmbed(width, (8, 8), 4),
+        fnn.PosEmbed(width, 2),
+        fnn.ClassToken(width),
+        *middle,
+        fnn.TransformerBlock(width, 2),
+        fnn.LayerNorm(width),
+        fnn.InvariantHead(width, 3, pool="token"),
+    )
+
+
+IMAGE = torch.randn(2, 3, 8, 8)
+
+
+def test_every_layer_has_a_row_in_order_of_execution() -> None:
+    rows = verify(randomize_(network()), IMAGE)
+    names = [row.name for row in rows]
+    assert names[0] == "0.proj"
+    assert names[-1] == "(whole)"
+    assert names.index("3.attn.qkv") < names.index("3.attn") < names.index("3")
+    assert all(row.passed for row in rows)
+    assert first_break(rows) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "culprit"),
+    [
+        (lambda: Rectify(), ("3", "Rectify")),
+        (lambda: Leak(Layout.regular(flop, 16)), ("3", "Leak")),
+    ],
+)
+def test_the_first_layer_that_breaks_is_named(wrong, culprit: tuple[str, str]) -> None:
+    rows = verify(randomize_(network(wrong())), IMAGE)
+    broken = first_break(rows)
+    assert (broken.name, broken.layer) == culprit
+    after = rows[rows.index(broken) :]
+    assert not any(row.passed for row in after), "the error is carried on"
+    assert all(row.passed for row in rows[: rows.index(broken)])
+
+
+def test_a_declared_layer_with_a_fault_is_named() -> None:
+    net = network()
+    net[3].attn.proj.forward = lambda x: (x[0], x[1].abs())
+    assert first_break(verify(randomize_(net), IMAGE)).name == "3.attn.proj"
+
+
+def test_a_group_given_up_is_not_claimed() -> None:
+    wide = Layout.regular(octic, 16)
+    narrow = fnn.Restrict(wide, flop)
+    hybrid = fnn.ToRegular(narrow.out_layout)
+    net = fnn.Sequential(
+        fnn.LayerNorm(wide), narrow, fnn.LayerNorm(narrow.out_layout), hybrid, fnn.LayerNorm(hybrid.out_layout)
+    )
+    rows = {row.name: row for row in verify(randomize_(net), wide.random(2, 5))}
+    assert [rows[name].passed for name in "01234"] == [True, True, True, None, None]
+
+
+def test_a_smaller_group_than_asked_for_fails() -> None:
+    rows = verify(randomize_(network()), IMAGE, group=octic)
+    assert rows[-1].passed is False
+
+
+def test_an_ordinary_network_fails_as_a_whole() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    rows = verify(randomize_(net), IMAGE)
+    assert [(row.name, row.passed) for row in rows] == [("(whole)", False)]
+
+
+def test_command_verifies_all_layers_of_a_group() -> None:
+    result = runner.invoke(app, ["verify", "layers", "--group", "flipflop", "--dtype", "float64", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.output.splitlines()]
+    assert {row["layer"] for row in rows} == set(LAYERS)
+    assert all(row["passed"] and row["error"] <= row["tolerance"] == 1e-12 for row in rows)
+
+
+def test_command_shows_a_table_and_names_the_culprit(tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "import torch, flopping\n"
+        "from flopping import Layout, flop, nn\n"
+        "width = Layout.regular(flop, 8)\n"
+        "class Wrong(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x[0], x[1].abs()\n"
+        "def good():\n"
+        "    return nn.Sequential(nn.PatchEmbed(width, 8, 4), nn.InvariantHead(width, 3))\n"
+        "def bad():\n"
+        "    return nn.Sequential(nn.PatchEmbed(width, 8, 4), Wrong(), nn.InvariantHead(width, 3))\n"
+        "ready = good()\n"
+        "number = 3\n"
+    )
+    for name in ("good", "ready"):
+        result = runner.invoke(app, ["verify", f"{source}:{name}"])
+        assert result.exit_code == 0, result.output
+        assert "pass" in result.output
+        assert "No layer breaks" in result.output
+    result = runner.invoke(app, ["verify", f"{source}:bad"])
+    assert result.exit_code == 1
+    assert "FAIL" in result.output
+    assert "The first layer that breaks is 1 (Wrong)" in result.output
+    result = runner.invoke(app, ["verify", f"{source}:good", "--group", "octic"])
+    assert result.exit_code == 1
+    for wrong, message in {
+        f"{source}:god": "has no 'god'; it has good",
+        f"{source}:number": "is int, not a torch module",
+        "no_file.py:net": "no file 'no_file.py'",
+        "no.such.package:net": "cannot import",
+        "vit_tinyy_patch16_224": "closest are",
+    }.items():
+        result = runner.invoke(app, ["verify", wrong], env={"COLUMNS": "400"})
+        assert result.exit_code == 2, result.output
+        assert message in result.output.replace("\n", " ")
+
+
+def test_command_knows_timm_models() -> None:
+    """An ordinary network, with random weights, is not equivariant."""
+    result = runner.invoke(app, ["verify", "test_vit"])
+    assert result.exit_code == 1, result.output
+    assert "VisionTransformer" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["Linear", "--group", "flap"], "unknown group 'flap'"),
+        (["TokenMix", "--group", "octic"], "TokenMix doesn't support octic; it supports flip, flipflop, flop, rot180"),
+        (["Linear", "--dtype", "float8"], "float8"),
+    ],
+)
+def test_command_refuses(arguments: list[str], message: str) -> None:
+    result = runner.invoke(app, ["verify", *arguments], env={"COLUMNS": "400"})
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_version_and_help() -> None:
+    assert runner.invoke(app, ["--version"]).output == f"flopping {__version__}\n"
+    for command in ("demo", "verify", "bench-layers"):
+        result = runner.invoke(app, [command, "--help"])
+        assert result.exit_code == 0
+        assert "Example" in result.output
