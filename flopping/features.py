@@ -21,7 +21,7 @@ Feature = tuple[Tensor, ...]
 
 def is_symbolic(value: object) -> bool:
     """Whether `torch.fx` traces the value, so that its shape can't be looked at."""
-    return isinstance(value, Proxy) or (isinstance(value, tuple) and isinstance(value[0], Proxy))
+    return isinstance(value, Proxy) or (isinstance(value, tuple) and any(isinstance(part, Proxy) for part in value))
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Layout:
             raise ValueError(
                 f"{self.group} has {len(names)} irreps ({', '.join(names)}), got multiplicities {self.multiplicities}"
             )
+        if not isinstance(self.multiplicities, tuple):
+            raise TypeError(f"multiplicities are a tuple, got {self.multiplicities!r}")
         if any(not isinstance(m, int) or m < 0 for m in self.multiplicities) or not any(self.multiplicities):
             raise ValueError(f"multiplicities are whole numbers, not all zero, got {self.multiplicities}")
         # derived once, here: compiled code can't run the locks of a cached property
@@ -117,7 +119,7 @@ class Layout:
     def __mul__(self, factor: float) -> Layout:
         """All multiplicities times a factor, e.g. the hidden layer of an MLP; the products must be whole."""
         scaled = [m * factor for m in self.multiplicities]
-        if any(m != int(m) for m in scaled):
+        if any(m % 1 for m in scaled):
             raise ValueError(f"{self} times {factor} is not a whole number of copies")
         return Layout(self.group, tuple(int(m) for m in scaled))
 
@@ -137,7 +139,7 @@ class Layout:
         >>> [tuple(part.shape) for part in Layout(flop, (3, 2)).split(torch.zeros(4, 5))]
         [(4, 3), (4, 2)]
         """
-        if not is_symbolic(packed) and packed.shape[-1] != self.dim:
+        if not is_symbolic(packed) and packed.shape[-1:] != (self.dim,):
             raise ValueError(f"{self} has {self.dim} channels, got a tensor of shape {tuple(packed.shape)}")
         parts = []
         start = 0

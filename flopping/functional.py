@@ -19,17 +19,25 @@ Pointwise = Callable[[Tensor], Tensor]
 def combine(terms: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
     """Linear combination of equally shaped tensors; zero coefficients cost nothing.
 
+    Terms of equal weight are added first, so what cancels in theory cancels exactly.
+
     >>> combine([torch.ones(2), torch.ones(2)], [0.5, -2.0]).tolist()
     [-1.5, -1.5]
     """
-    used = [(term, c) for term, c in zip(terms, coefficients, strict=True) if c]
-    if not used:
+    weights: dict[float, float] = {}
+    sums: dict[float, Tensor] = {}
+    for term, c in sorted(zip(terms, coefficients, strict=True), key=lambda pair: -pair[1]):
+        size = round(abs(c), 12)  # equal but for the rounding of where they come from
+        if not size:
+            continue
+        if size not in sums:
+            weights[size], sums[size] = abs(c), term if c > 0 else -term
+        else:
+            sums[size] = sums[size] + term if c > 0 else sums[size] - term
+    if not sums:
         raise ValueError(f"a combination needs a coefficient that is not zero, got {list(coefficients)}")
-    first, c = used[0]
-    total = first if c == 1 else first * c
-    for term, c in used[1:]:
-        total = torch.add(total, term, alpha=c)
-    return total
+    total, *others = (sums[size] if size == 1 else sums[size] * weights[size] for size in sums)
+    return sum(others, total)
 
 
 def add(x: Feature, y: Feature) -> Feature:

@@ -15,7 +15,7 @@ from math import ceil, prod, sqrt
 import torch
 from torch import Tensor, nn
 
-from flopping.features import Layout
+from flopping.features import Layout, is_symbolic
 from flopping.functional import combine
 from flopping.groups import Group, Irrep
 
@@ -82,6 +82,8 @@ class Fold(nn.Module):
         return f"{self.group}, grid={self.grid}, dim={self.dim}"
 
     def forward(self, x: Tensor) -> list[list[Tensor]]:
+        if not is_symbolic(x) and (x.shape[self.dim], x.shape[self.dim + 1]) != self.grid:
+            raise ValueError(f"expected a grid {self.grid} at axis {self.dim}, got shape {tuple(x.shape)}")
         if not self.group.is_abelian_real:
             return self._fold_orbits(x.flatten(self.dim, self.dim + 1))
         if self.one_line:
@@ -167,6 +169,7 @@ class Symmetric(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_square(group, grid, "symmetric functions")
         self.group, self.grid, self.irrep = group, grid, irrep
         index, coefficient, self.free = _free_values(group, grid, irrep)
         self.register_buffer("index", torch.empty(index.shape, device=device, dtype=torch.long), persistent=False)
@@ -187,10 +190,13 @@ class Symmetric(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Free values `(free, m)` to functions on all places, `(h * w, [d,] m)`."""
-        if self.group.irreps[self.irrep].dim == 1:
-            return values.index_select(0, self.index.flatten()) * self.coefficient.flatten(1)
-        chosen: Tensor = values.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
-        return self.coefficient @ chosen
+        if not is_symbolic(values) and (values.dim() != 2 or len(values) != self.free):
+            raise ValueError(f"expected free values ({self.free}, m), got shape {tuple(values.shape)}")
+        chosen = values.index_select(0, self.index.flatten())
+        if self.coefficient.shape[1:] == (1, 1):
+            return chosen * self.coefficient.flatten(1)
+        table: Tensor = self.coefficient @ chosen.unflatten(0, self.index.shape)
+        return table.squeeze(1) if self.group.irreps[self.irrep].dim == 1 else table
 
     def fit(self, table: Tensor) -> Tensor:
         """The free values nearest to given functions: inverse of `forward`."""
@@ -234,8 +240,8 @@ def _free_values(group: Group, grid: Grid, irrep: int) -> tuple[Tensor, Tensor, 
 
 def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:
     half = places // 2
-    left, right = x.narrow(dim, 0, half) * _HALF, x.narrow(dim, places - half, half).flip(dim)
-    even, odd = torch.add(left, right, alpha=_HALF), torch.sub(left, right, alpha=_HALF)
+    left, right = x.narrow(dim, 0, half), x.narrow(dim, places - half, half).flip(dim)
+    even, odd = (left + right) * _HALF, (left - right) * _HALF
     if places % 2:
         even = torch.cat([even, x.narrow(dim, half, 1)], dim)
     return even, odd
@@ -243,8 +249,8 @@ def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:
 
 def _unmirror(even: Tensor, odd: Tensor, dim: int, places: int) -> Tensor:
     half = places // 2
-    sides = even.narrow(dim, 0, half) * _HALF
-    left, right = torch.add(sides, odd, alpha=_HALF), torch.sub(sides, odd, alpha=_HALF).flip(dim)
+    sides = even.narrow(dim, 0, half)
+    left, right = (sides + odd) * _HALF, ((sides - odd) * _HALF).flip(dim)
     middle = [even.narrow(dim, half, 1)] if places % 2 else []
     return torch.cat([left, *middle, right], dim)
 

@@ -127,6 +127,9 @@ class Group:
         table = self._check_table()
         for irrep in self.irreps:
             _check_homomorphism(self.name, irrep, table)
+        names = [irrep.name for irrep in self.irreps]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"group {self.name}: irreps need names of their own, got {names}")
         if any(entry != ((1.0,),) for entry in self.irreps[0].matrices):
             raise ValueError(f"group {self.name}: the first irrep must be the trivial one, got {self.irreps[0]}")
         total = sum(irrep.dim * irrep.regular_multiplicity for irrep in self.irreps)
@@ -135,9 +138,12 @@ class Group:
                 f"group {self.name}: irreps {list(self.irreps)} fill {total} of the {self.order} dimensions of"
                 " the regular representation; one is missing, repeated or not irreducible"
             )
-        if self.symmetries and len(self.symmetries) != self.order:
-            raise ValueError(f"group {self.name}: {len(self.symmetries)} symmetries for {self.order} elements")
-        object.__setattr__(self, "fourier_rows", _as_tuples(self.fourier))
+        fourier = self.fourier
+        if not torch.allclose(fourier @ fourier.T, torch.eye(self.order, dtype=torch.float64, device="cpu")):
+            raise ValueError(f"group {self.name}: two of the irreps {list(self.irreps)} are equivalent")
+        object.__setattr__(self, "fourier_rows", _as_tuples(fourier))
+        if self.symmetries:
+            self._check_symmetries()
 
     def _check_table(self) -> Tensor:
         table = torch.tensor(self.table, device="cpu")
@@ -148,6 +154,15 @@ class Group:
         if not latin or not torch.equal(table[0], expected) or not torch.equal(table[:, 0], expected):
             raise ValueError(f"group {self.name}: not a multiplication table with the identity first: {self.table}")
         return table
+
+    def _check_symmetries(self) -> None:
+        if len(self.symmetries) != self.order:
+            raise ValueError(f"group {self.name}: {len(self.symmetries)} symmetries for {self.order} elements")
+        planes = _planes(self.symmetries)
+        moved = (planes[:, None] @ planes - planes[torch.tensor(self.table, device="cpu")]).abs().amax((-2, -1))
+        if moved.any():
+            g, h = (self.elements[i] for i in moved.nonzero()[0].tolist())
+            raise ValueError(f"group {self.name}: the symmetries of {g} and {h} do not multiply as the table says")
 
     def __repr__(self) -> str:
         return self.name
@@ -231,6 +246,7 @@ class Group:
         (0, 4)
         """
         self.require_grid("finding a subgroup")
+        subgroup.require_grid("finding a subgroup")
         missing = [n for n, s in zip(subgroup.elements, subgroup.symmetries, strict=True) if s not in self.symmetries]
         if missing:
             raise ValueError(f"{subgroup} is not a subgroup of {self}: {self} has no {', '.join(missing)}")
@@ -307,11 +323,16 @@ _SYMMETRIES = {
 }
 
 
+def _planes(symmetries: Sequence[Symmetry]) -> Tensor:
+    """Symmetries as 2 x 2 matrices."""
+    return torch.tensor([s.matrix for s in symmetries], dtype=torch.float64, device="cpu")
+
+
 def _grid_group(name: str, elements: str, irreps: dict[str, str]) -> Group:
     """A subgroup of the square's symmetries; 1-dimensional irreps as signs, 'plane' for the 2x2 matrices."""
     names = tuple(elements.split())
     symmetries = tuple(_SYMMETRIES[n] for n in names)
-    planes = torch.tensor([s.matrix for s in symmetries], dtype=torch.float64)
+    planes = _planes(symmetries)
 
     def matrices(signs: str) -> tuple[Matrix, ...]:
         if signs == "plane":

@@ -107,7 +107,7 @@ def endomorphisms(matrices: Tensor) -> Tensor:
         found.append(unit * math.sqrt(dim) / unit.norm())
     if kind is SchurType.QUATERNIONIC:
         found.append(found[1] @ found[2])
-    return torch.stack(found)
+    return snap(torch.stack(found))
 
 
 def real_irreps(table: Tensor) -> tuple[RealIrrep, ...]:

@@ -2,106 +2,36 @@
 
 import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
+from finite_groups import (
+    COMPLEX,
+    GROUPS,
+    MIRROR,
+    NAMES,
+    QUATERNIONIC,
+    REAL,
+    Case,
+    case_of,
+    conjugated,
+    eye,
+    near,
+    random,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flopping import characters as ch
 from flopping import representations as rep
-from flopping.representations import Decomposition, RealIrrep, SchurType
-
-REAL, COMPLEX, QUATERNIONIC = SchurType
-
-
-def cycle(n: int) -> Tensor:
-    return torch.eye(n, dtype=torch.float64).roll(1, 0)
-
-
-def turn(n: int) -> Tensor:
-    angle = 2 * math.pi / n
-    return torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
-
-
-def permutation(*images: int) -> Tensor:
-    return torch.eye(len(images), dtype=torch.float64)[:, list(images)]
-
-
-def quaternion(a: float, b: float, c: float, d: float) -> Tensor:
-    """Left multiplication by a + bi + cj + dk."""
-    return torch.tensor([[a, -b, -c, -d], [b, a, -d, c], [c, d, a, -b], [d, -c, b, a]], dtype=torch.float64)
-
-
-MIRROR = torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=torch.float64)
-UNIT_I, UNIT_J = quaternion(0, 1, 0, 0), quaternion(0, 0, 1, 0)
-
-# name: generators, order, (dimension, type) of each real irrep
-GROUPS: dict[str, tuple[list[Tensor], int, list[tuple[int, SchurType]]]] = {
-    **{
-        f"C{n}": ([cycle(n)], n, [(1, REAL)] * (2 - n % 2 if n > 1 else 1) + [(2, COMPLEX)] * ((n - 1) // 2))
-        for n in range(1, 9)
-    },
-    **{
-        f"D{n}": ([turn(n), MIRROR], 2 * n, [(1, REAL)] * (4 - 2 * (n % 2)) + [(2, REAL)] * ((n - 1) // 2))
-        for n in range(3, 7)
-    },
-    "C2xC2": ([MIRROR, -MIRROR], 4, [(1, REAL)] * 4),
-    "S3": ([permutation(1, 0, 2), permutation(1, 2, 0)], 6, [(1, REAL)] * 2 + [(2, REAL)]),
-    "S4": (
-        [permutation(1, 0, 2, 3), permutation(1, 2, 3, 0)],
-        24,
-        [(1, REAL)] * 2 + [(2, REAL)] + [(3, REAL)] * 2,
-    ),
-    "Q8": ([UNIT_I, UNIT_J], 8, [(1, REAL)] * 4 + [(4, QUATERNIONIC)]),
-    # All types at once, and a complex one of more than one component over the complex numbers.
-    "SL(2,3)": (
-        [UNIT_I, quaternion(-0.5, 0.5, 0.5, 0.5)],
-        24,
-        [(1, REAL), (2, COMPLEX), (3, REAL), (4, COMPLEX), (4, QUATERNIONIC)],
-    ),
-}
-NAMES = list(GROUPS)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-class Case:
-    """A group with everything the module says about it."""
-
-    def __init__(self, name: str) -> None:
-        generators, self.order, self.expected = GROUPS[name]
-        self.matrices = rep.close(generators)
-        self.table = rep.multiplication_table(self.matrices)
-        self.irreps = rep.real_irreps(self.table)
-        self.classes = rep.conjugacy_classes(self.table)
-        self.sizes = torch.tensor([len(c) for c in self.classes], dtype=torch.float64)
-        self.characters = rep.character_table(self.table)
-
-
-_cases: dict[str, Case] = {}
-
-
-def case_of(name: str) -> Case:
-    if name not in _cases:
-        _cases[name] = Case(name)
-    return _cases[name]
+from flopping.characters import SchurType
+from flopping.representations import Decomposition, RealIrrep
 
 
 @pytest.fixture(params=NAMES)
 def case(request: pytest.FixtureRequest) -> Case:
     return case_of(request.param)
-
-
-def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
-
-
-def eye(n: int) -> Tensor:
-    return torch.eye(n, dtype=torch.float64)
 
 
 def direct_sum(*parts: Tensor) -> Tensor:
@@ -122,11 +52,6 @@ def orthogonal(n: int, seed: int = 0) -> Tensor:
     return q
 
 
-def conjugated(rho: Tensor, basis: Tensor) -> Tensor:
-    out: Tensor = basis @ rho @ torch.linalg.inv(basis)
-    return out
-
-
 def null_space_dimension(rho_in: Tensor, rho_out: Tensor) -> int:
     """Dimension of {A : A rho_in = rho_out A} by one dense SVD of the equations on vec(A)."""
     n_in, n_out = rho_in.shape[1], rho_out.shape[1]
@@ -139,223 +64,7 @@ def null_space_dimension(rho_in: Tensor, rho_out: Tensor) -> int:
     return n_in * n_out - int((torch.linalg.svdvals(equations) > 1e-8).sum())
 
 
-# --- the group -------------------------------------------------------------------------------------
-
-
-def test_closure_has_the_right_order_and_starts_with_the_identity(case: Case) -> None:
-    assert len(case.matrices) == case.order
-    assert torch.equal(case.matrices[0], eye(case.matrices.shape[1]))
-
-
-def test_closure_is_reproducible_and_leaves_the_global_generator_alone() -> None:
-    state = torch.get_rng_state()
-    first, second = Case("SL(2,3)"), Case("SL(2,3)")
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first.matrices, second.matrices)
-    assert torch.equal(first.characters, second.characters)
-    for a, b in zip(first.irreps, second.irreps, strict=True):
-        assert torch.equal(a.matrices, b.matrices)
-        assert torch.equal(a.endomorphisms, b.endomorphisms)
-
-
-def test_max_order_is_inclusive() -> None:
-    assert len(rep.close([cycle(8)], max_order=8)) == 8
-    with pytest.raises(ValueError, match="larger than max_order=7"):
-        rep.close([cycle(8)], max_order=7)
-
-
-def test_closure_of_a_skewed_group() -> None:
-    basis = eye(3) + 5 * random(3, 3).triu(1)
-    assert len(rep.close([conjugated(g[None], basis)[0] for g in GROUPS["S3"][0]])) == 6
-
-
-@pytest.mark.parametrize(
-    ("generators", "message"),
-    [
-        ([], r"got shapes \[\]"),
-        ([torch.eye(2), torch.eye(3)], r"got shapes \[\(2, 2\), \(3, 3\)\]"),
-        ([torch.ones(2, 3)], r"square.*\(1, 2, 3\)"),
-        ([torch.eye(2, dtype=torch.complex128)], "complex128"),
-        ([turn(7) * 0.5], r"\|det\| = 1, got \[0.25"),
-        ([torch.zeros(1, 1)], r"got \[0.0\]: not finite"),
-        ([torch.full((1, 1), math.nan)], "nan"),
-        ([torch.tensor([[1.0, 1.0], [0.0, 1.0]])], "not finite, or larger than max_order=1024"),
-    ],
-)
-def test_close_refuses(generators: list[Tensor], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rep.close(generators)
-
-
-def test_table_multiplies(case: Case) -> None:
-    products = case.matrices[:, None] @ case.matrices
-    near(products, case.matrices[case.table])
-    assert case.table.dtype == torch.long
-
-
-@pytest.mark.parametrize(
-    ("matrices", "message"),
-    [
-        (torch.stack([eye(2), turn(3)]), "not closed: 1 times 1 is"),
-        (torch.stack([eye(2), -eye(2), eye(2)]), "matrices 0 and 2 coincide"),
-        (torch.tensor([[[1.0, 0.0], [0.0, 0.0]]]), "singular"),
-        (torch.eye(2), r"\(2, 2\)"),
-        (torch.empty(0, 2, 2), r"\(0, 2, 2\)"),
-    ],
-)
-def test_multiplication_table_refuses(matrices: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rep.multiplication_table(matrices)
-
-
-def test_inverses(case: Case) -> None:
-    inverse = rep.inverses(case.table)
-    near(case.matrices @ case.matrices[inverse], eye(case.matrices.shape[1]).expand_as(case.matrices))
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (torch.tensor([[0, 1], [1, 1]]), "not the multiplication table of a group"),
-        (torch.tensor([[0, 1], [0, 1]]), "not the multiplication table of a group"),
-        (torch.tensor([[1, 0, 2], [0, 2, 1], [2, 1, 0]]), "not the multiplication table of a group"),
-        (torch.tensor([[0, 1]]), r"\(1, 2\)"),
-        (torch.tensor([[0.0]]), "float32"),
-        (torch.empty(0, 0, dtype=torch.long), r"\(0, 0\)"),
-    ],
-)
-@pytest.mark.parametrize("function", [rep.inverses, rep.conjugacy_classes, rep.regular, rep.character_table])
-def test_tables_that_are_no_group_are_refused(
-    function: Callable[[Tensor], object], table: Tensor, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        function(table)
-
-
-def test_conjugacy_classes_partition_the_group(case: Case) -> None:
-    assert case.classes[0] == (0,)
-    assert sorted(itertools.chain(*case.classes)) == list(range(case.order))
-    inverse = rep.inverses(case.table).tolist()
-    table = case.table.tolist()
-    for members in case.classes:
-        for g, h in itertools.product(members, range(case.order)):
-            assert table[table[h][g]][inverse[h]] in members
-    # Burnside: as many classes as commuting pairs per element.
-    assert int((case.table == case.table.T).sum()) == case.order * len(case.classes)
-
-
-def test_the_identity_may_stand_anywhere() -> None:
-    matrices = case_of("S3").matrices.flip(0)
-    table = rep.multiplication_table(matrices)
-    assert rep.conjugacy_classes(table)[0] == (5,)
-    assert torch.equal(table[torch.arange(6), rep.inverses(table)], torch.full((6,), 5))
-    irreps = rep.real_irreps(table)
-    assert [r.dim for r in irreps] == [1, 1, 2]
-    assert rep.decompose(matrices, table, irreps).multiplicities == (1, 0, 1)
-
-
-def test_regular_representation_moves_the_deltas(case: Case) -> None:
-    left = rep.regular(case.table)
-    for h, g in itertools.product(range(case.order), repeat=2):
-        assert torch.equal(left[h][:, g], eye(case.order)[case.table[h, g]])
-    near(left[:, None] @ left, left[case.table])
-
-
-# --- characters ------------------------------------------------------------------------------------
-
-W = 1j
-Representatives = Callable[..., list[Tensor]]
-KNOWN_CHARACTERS: dict[
-    str, tuple[Representatives, list[list[complex]]]
-] = {  # elements that stand for their classes, as products of the generators, and the rows
-    "C4": (
-        lambda r: [eye(4), r, r @ r, r @ r @ r],
-        [[1, 1, 1, 1], [1, -1, 1, -1], [1, W, -1, -W], [1, -W, -1, W]],
-    ),
-    "S3": (lambda s, r: [eye(3), s, r], [[1, 1, 1], [1, -1, 1], [2, 0, -1]]),
-    "D4": (
-        lambda r, m: [eye(2), r, r @ r, m, r @ m],
-        [[1, 1, 1, 1, 1], [1, 1, 1, -1, -1], [1, -1, 1, 1, -1], [1, -1, 1, -1, 1], [2, 0, -2, 0, 0]],
-    ),
-    "Q8": (
-        lambda i, j: [eye(4), i @ i, i, j, i @ j],
-        [[1, 1, 1, 1, 1], [1, 1, 1, -1, -1], [1, 1, -1, 1, -1], [1, 1, -1, -1, 1], [2, -2, 0, 0, 0]],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", KNOWN_CHARACTERS)
-def test_known_character_tables(name: str) -> None:
-    representatives, rows = KNOWN_CHARACTERS[name]
-    case = case_of(name)
-    columns = []
-    for matrix in representatives(*GROUPS[name][0]):
-        g = int((case.matrices - matrix).abs().amax((1, 2)).argmin())
-        columns.append(next(c for c, members in enumerate(case.classes) if g in members))
-    actual = case.characters[:, columns]
-    assert sorted(columns) == list(range(len(rows)))
-    assert (actual[0] == 1).all()
-    assert actual[:, 0].real.tolist() == sorted(actual[:, 0].real.tolist())
-    # Integers are exact, so the rows can be compared as sets.
-    assert {tuple(row) for row in actual.tolist()} == {tuple(map(complex, row)) for row in rows}
-
-
-def test_characters_are_orthogonal(case: Case) -> None:
-    x, k = case.characters, len(case.classes)
-    assert x.shape == (k, k)
-    assert x.dtype == torch.complex128
-    one = torch.eye(k, dtype=torch.complex128)
-    near((x * case.sizes) @ x.mH / case.order, one)
-    near(x.mH @ x * (case.sizes / case.order)[:, None], one)
-
-
-def test_degrees_of_complex_irreps(case: Case) -> None:
-    degrees = case.characters[:, 0]
-    assert torch.equal(degrees, degrees.real.round() + 0j)
-    assert float(degrees.real.square().sum()) == case.order
-    assert torch.equal(case.characters[0], torch.ones(len(case.classes), dtype=torch.complex128))
-
-
-def test_characters_of_a_larger_group() -> None:
-    table = rep.multiplication_table(rep.close([turn(30), MIRROR]))
-    sizes = torch.tensor([len(c) for c in rep.conjugacy_classes(table)])
-    x = rep.character_table(table)
-    near((x * sizes) @ x.mH / 60, torch.eye(len(sizes), dtype=torch.complex128))
-    assert x[:, 0].real.tolist() == [1.0] * 4 + [2.0] * 14
-
-
-def test_frobenius_schur_types(case: Case) -> None:
-    types = [rep.frobenius_schur(case.table, chi) for chi in case.characters]
-    expected = [t for _, t in case.expected for _ in range(2 if t is COMPLEX else 1)]
-    assert sorted(types) == sorted(expected)
-    for chi, kind in zip(case.characters, types, strict=True):
-        assert (kind is COMPLEX) == bool((chi.imag.abs() > 1e-6).any())
-
-
-def test_frobenius_schur_refuses_what_is_not_irreducible() -> None:
-    case = case_of("Q8")
-    with pytest.raises(ValueError, match="norm 4, indicator -2"):
-        rep.frobenius_schur(case.table, 2 * case.characters[-1])
-    pair = case_of("C3").characters[1:].sum(0)
-    with pytest.raises(ValueError, match="norm 2, indicator 0"):
-        rep.frobenius_schur(case_of("C3").table, pair)
-    with pytest.raises(ValueError, match="norm 1, indicator -1"):
-        rep.frobenius_schur(case.table, -case.characters[0])
-    with pytest.raises(ValueError, match="norm 1, indicator 1"):
-        rep.frobenius_schur(case.table, -case.characters[-1])
-    with pytest.raises(ValueError, match=r"indicator 0\.6"):
-        rep.frobenius_schur(case.table, 0.6 * case.characters[0] + 0.8j * case.characters[1])
-    with pytest.raises(ValueError, match=r"one value per class, 5, got shape \(4,\)"):
-        rep.frobenius_schur(case.table, case.characters[-1][:4])
-
-
 # --- real irreps -----------------------------------------------------------------------------------
-
-
-def test_degree_of_a_type() -> None:
-    assert [t.degree for t in (REAL, COMPLEX, QUATERNIONIC)] == [1, 2, 4]
-    assert SchurType("quaternionic") is QUATERNIONIC
-    assert REAL == "real"
 
 
 def test_real_irreps_have_the_expected_dimensions_and_types(case: Case) -> None:
@@ -376,6 +85,22 @@ def test_real_irreps_are_pairwise_inequivalent(case: Case) -> None:
     characters = torch.stack([torch.einsum("gaa->g", r.matrices) for r in case.irreps])
     degrees = torch.tensor([float(r.type.degree) for r in case.irreps], dtype=torch.float64)
     near(characters @ characters.T / case.order, torch.diag(degrees))
+
+
+def test_real_irreps_are_reproducible_and_leave_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    for a, b in zip(Case("SL(2,3)").irreps, Case("SL(2,3)").irreps, strict=True):
+        assert torch.equal(a.matrices, b.matrices)
+        assert torch.equal(a.endomorphisms, b.endomorphisms)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_identity_may_stand_anywhere() -> None:
+    matrices = case_of("S3").matrices.flip(0)
+    table = ch.multiplication_table(matrices)
+    irreps = rep.real_irreps(table)
+    assert [r.dim for r in irreps] == [1, 1, 2]
+    assert rep.decompose(matrices, table, irreps).multiplicities == (1, 0, 1)
 
 
 def test_schur_type_and_endomorphisms_of_given_irreps(case: Case) -> None:
@@ -416,7 +141,7 @@ def test_schur_type_refuses_reducible_representations(name: str) -> None:
     with pytest.raises(ValueError, match="not irreducible: a space of dimension 4 commutes"):
         rep.endomorphisms(direct_sum(case.irreps[1].matrices, case.irreps[1].matrices))
     with pytest.raises(ValueError, match=rf"not irreducible: a space of dimension {case.order} commutes"):
-        rep.schur_type(rep.regular(case.table))
+        rep.schur_type(ch.regular(case.table))
 
 
 def test_endomorphisms_refuses_skewed_irreps() -> None:
@@ -444,7 +169,7 @@ def test_models_may_be_built_on_another_device() -> None:
     case = case_of("SL(2,3)")
     rho = conjugated(case.matrices, orthogonal(4))
     with torch.device("meta"):
-        irreps = rep.real_irreps(rep.multiplication_table(rep.close(GROUPS["SL(2,3)"][0])))
+        irreps = rep.real_irreps(ch.multiplication_table(ch.close(GROUPS["SL(2,3)"][0])))
         maps = rep.intertwiners(rho, rho, case.table)
         parts = rep.decompose(rho, case.table, irreps)
         blocks = parts.blocks([r.matrices for r in irreps])
@@ -464,7 +189,7 @@ def check_decomposition(case: Case, rho: Tensor, parts: Decomposition, orthonorm
 
 
 def test_regular_representation_contains_every_irrep(case: Case) -> None:
-    rho = rep.regular(case.table)
+    rho = ch.regular(case.table)
     parts = rep.decompose(rho, case.table, case.irreps)
     assert parts.multiplicities == tuple(r.dim // r.type.degree for r in case.irreps)
     check_decomposition(case, rho, parts)
@@ -477,7 +202,7 @@ def test_defining_representation_without_given_irreps(case: Case) -> None:
 
 def test_tensor_products_and_sums(case: Case) -> None:
     last = case.irreps[-1].matrices
-    rho = direct_sum(tensor_product(last, last), case.matrices, rep.regular(case.table))
+    rho = direct_sum(tensor_product(last, last), case.matrices, ch.regular(case.table))
     check_decomposition(case, rho, rep.decompose(rho, case.table, case.irreps))
 
 
@@ -554,7 +279,7 @@ def test_the_pair_that_fails_is_named() -> None:
 
 def test_decompose_refuses_unsuitable_irreps() -> None:
     case = case_of("C2")
-    rho = rep.regular(case.table)
+    rho = ch.regular(case.table)
     even, odd = case.irreps
     for irreps in ([], [even], [even, even], [even, odd, odd]):
         with pytest.raises(ValueError, match="irreps missing or repeated"):
@@ -563,7 +288,7 @@ def test_decompose_refuses_unsuitable_irreps() -> None:
         rep.decompose(rho, case.table, case_of("C4").irreps)
     klein = case_of("C2xC2")
     with pytest.raises(ValueError, match=r"irreps\[\d\] is no representation"):
-        rep.decompose(rep.regular(klein.table), klein.table, case_of("C4").irreps)
+        rep.decompose(ch.regular(klein.table), klein.table, case_of("C4").irreps)
 
 
 def test_blocks_refuses_other_irreps() -> None:
@@ -612,7 +337,7 @@ def test_intertwiners_of_skewed_representations(case: Case) -> None:
 @pytest.mark.parametrize("name", ["C2xC2", "C4", "S3", "Q8"])
 def test_commutant_of_the_regular_representation_is_the_group(name: str) -> None:
     case = case_of(name)
-    rho = rep.regular(case.table)
+    rho = ch.regular(case.table)
     maps = rep.intertwiners(rho, rho, case.table)
     assert len(maps) == case.order
     # Right translations commute with left ones, so they lie in the span of the maps.

@@ -89,8 +89,8 @@ class Affine(_PerCopy):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Affine")
-        even = torch.addcmul(self.beta, x[0], self.alpha[self.names[0]])
-        return even, *self._scaled(x, self.alpha)[1:]
+        even, *others = self._scaled(x, self.alpha)
+        return even + self.beta, *others
 
 
 class LayerScale(_PerCopy):

@@ -1,0 +1,75 @@
+# Everything runs in .venv, which the first target you call sets up from pyproject.toml and constraints.txt.
+
+PYTHON ?= python3
+PYTEST_ARGS ?= -n 2 --dist worksteal
+
+VENV := .venv
+BIN := $(VENV)/bin
+# INSTALLING holds the process that sets up, and is renamed to READY once that succeeded. Where it outlives its
+# process, pip was cut off midway and may take half a package for a whole one: then the set-up starts from nothing.
+READY := $(VENV)/.ready
+INSTALLING := $(VENV)/.installing
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+ROOM := build/wheel-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench-layers wheel-check clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
+
+demo: $(READY) ## check, count and time an equivariant transformer block beside an ordinary one
+	@$(BIN)/flopping demo
+
+test: lint ## lint, then run all tests
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(READY) ## check style (ruff) and types (mypy)
+	$(BIN)/ruff check --quiet flopping tests
+	$(BIN)/ruff format --quiet --check flopping tests
+	$(BIN)/mypy
+
+bench-layers: $(READY) ## time equivariant layers against ordinary ones
+	@$(BIN)/flopping bench-layers
+
+wheel-check: $(READY) ## build the wheel, install it with its dependencies in a new virtualenv, use it (minutes, 6 GB)
+	@rm -rf $(ROOM) && mkdir -p $(ROOM)
+	@trap 'rm -rf $(ROOM)' EXIT; trap 'exit 130' INT TERM; set -e; \
+	echo "Building the wheel"; \
+	$(BIN)/python -m build --wheel --no-isolation --outdir $(ROOM)/dist . >$(ROOM)/log 2>&1 || { cat $(ROOM)/log; exit 1; }; \
+	echo "Installing $$(cd $(ROOM)/dist && echo *.whl) and its dependencies in a new virtualenv"; \
+	$(BIN)/python -m venv $(ROOM)/venv; \
+	$(ROOM)/venv/bin/python $(PIP_INSTALL) $(ROOM)/dist/*.whl; \
+	cd $(ROOM); \
+	venv/bin/python -m pip --disable-pip-version-check check; \
+	venv/bin/flopping --version; \
+	venv/bin/python -c "$$WHEEL_SCRIPT"; \
+	echo "The wheel works"
+
+clean: ## remove .venv, caches and built files
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find flopping tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' || { \
+	echo "flopping needs Python 3.10 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	"Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@if kill -0 "$$(cat $(INSTALLING) 2>/dev/null)" 2>/dev/null; then \
+	echo "Another make is setting up $(VENV): wait for it" >&2; exit 1; fi
+	@if [ -e $(INSTALLING) ]; then echo "The last set-up of $(VENV) was interrupted: starting over"; rm -rf $(VENV); fi
+	@echo "Setting up $(VENV) (the first time this downloads PyTorch: minutes, 6 GB)"
+	@mkdir -p $(VENV) && rm -f $(READY) && echo $$PPID >$(INSTALLING)
+	@{ $(PYTHON) -m venv $(VENV) && \
+	$(BIN)/python $(PIP_INSTALL) hatchling editables && \
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'; } || { rm -f $(INSTALLING); exit 1; }
+	@mv $(INSTALLING) $(READY)
+
+define WHEEL_SCRIPT
+import flopping
+from flopping import Layout, flop, nn, testing
+
+assert "wheel-check" in flopping.__file__, flopping.__file__
+layout = Layout.regular(flop, 8)
+testing.assert_equivariant(testing.randomize_(nn.Linear(layout, layout)), layout.random(5))
+endef
+export WHEEL_SCRIPT
