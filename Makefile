@@ -40,10 +40,10 @@ wheel-check: $(READY) ## build the wheel, install it with its dependencies in a 
 	echo "Installing $$(cd $(ROOM)/dist && echo *.whl) and its dependencies in a new virtualenv"; \
 	$(BIN)/python -m venv $(ROOM)/venv; \
 	$(ROOM)/venv/bin/python $(PIP_INSTALL) $(ROOM)/dist/*.whl; \
-	cd $(ROOM); \
+	(cd $(ROOM); \
 	venv/bin/python -m pip --disable-pip-version-check check; \
 	venv/bin/flopping --version; \
-	venv/bin/python -c "$$WHEEL_SCRIPT"; \
+	venv/bin/python -c "$$WHEEL_SCRIPT"); \
 	echo "The wheel works"
 
 clean: ## remove .venv, caches and built files

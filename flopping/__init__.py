@@ -5,13 +5,17 @@ from importlib.metadata import version
 from flopping import nn, testing
 from flopping.features import Feature, Layout
 from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
+from flopping.irreps import Irrep
+from flopping.symmetries import Symmetry
 
 __version__ = version("flopping")
 
 __all__ = [
     "Feature",
     "Group",
+    "Irrep",
     "Layout",
+    "Symmetry",
     "flip",
     "flipflop",
     "flop",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flopping import nn as fnn
 from flopping.features import Feature, Layout
 from flopping.grid import Grid
-from flopping.groups import Group, grid_groups
+from flopping.groups import Group, flop, grid_groups, rot180
 from flopping.testing import randomize_
 
 
@@ -42,9 +42,12 @@ def shapes(group: Group) -> tuple[Shape, ...]:
     return Shape("even", group, (4, 6), (2, 4), 0), Shape("odd", group, (3, 5), (4, 3), 2)
 
 
+SUBGROUPS = {"flipflop": flop, "rot90": rot180, "octic": flop}
+"""A group to step down to; the others have none but the trivial one and stay."""
+
 Build = Callable[[Shape], nn.Module]
 
-# name: (kind of input, needs 1-dimensional irreps, how to build it)
+# name: (kind of input, needs 1-dimensional irreps, how to build it); ToRegular gives up the group: nothing to check
 LAYERS: dict[str, tuple[str, bool, Build]] = {
     "Linear": ("rows", False, lambda s: fnn.Linear(s.layout, s.layout * 2)),
     "Activation": ("rows", False, lambda s: fnn.Activation(s.layout)),
@@ -64,6 +67,7 @@ LAYERS: dict[str, tuple[str, bool, Build]] = {
     "TokenMix": ("tokens", True, lambda s: fnn.TokenMix(s.layout, s.grid)),
     "ToInvariant": ("tokens", False, lambda s: fnn.ToInvariant(s.layout)),
     "AbsToInvariant": ("tokens", True, lambda s: fnn.AbsToInvariant(s.layout)),
+    "Restrict": ("tokens", False, lambda s: fnn.Restrict(s.layout, SUBGROUPS.get(s.group.name, s.group))),
     "InvariantHead": ("tokens", False, lambda s: fnn.InvariantHead(s.layout, num_classes=5)),
 }
 
@@ -101,5 +105,5 @@ def cases(group: Group | None = None, layer: str | None = None) -> Iterator[Case
     groups = [g for g in grid_groups().values() if g.order > 1] if group is None else [group]
     for g in groups:
         for name, (_, signs_only, _) in LAYERS.items():
-            if (layer is None or name == layer) and (g.is_abelian_real or not signs_only):
+            if (layer is None or name == layer) and (g.signs_only or not signs_only):
                 yield from (Case(name, shape) for shape in shapes(g))

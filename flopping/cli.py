@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +37,15 @@ def _version(wanted: bool) -> None:
 
         typer.echo(f"flopping {version('flopping')}")
         raise typer.Exit
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the library refuses is a usage error: a message and exit code 2, no traceback."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 @app.callback()
@@ -70,7 +82,7 @@ def verify(
     dtype: Annotated[DType, typer.Option(help="Precision of weights and image.")] = DType.float32,
     tol: Annotated[float | None, typer.Option(help="Largest relative error that passes.")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Keep the weights; else all get random values.")] = False,
-    depth: Annotated[int, typer.Option(help="Show layers nested this deep; a layer that breaks is always shown.")] = 2,
+    depth: Annotated[int | None, typer.Option(help="Show layers nested this deep, by default 2.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per layer.")] = False,
 ) -> None:
     """Show the equivariance error of every layer, and name the first that breaks. Exit code 1 if one does.
@@ -85,25 +97,30 @@ def verify(
     from flopping.verify import first_break, layer_names, verify_layers
     from flopping.verify import verify as run
 
-    try:
+    precision = getattr(torch, dtype.value)
+    with _refusals():
         chosen = None if group is None else get_group(group)
-        precision = getattr(torch, dtype.value)
         if target == "layers" or target in layer_names():
-            layer = None if target == "layers" else target
-            rows = verify_layers(layer=layer, group=chosen, dtype=precision, tol=tol)
+            if img_size is not None or as_is or depth is not None:
+                raise ValueError(f"--img-size, --as-is and --depth are for networks, got the layer {target!r}")
+            rows = verify_layers(layer=None if target == "layers" else target, group=chosen, dtype=precision, tol=tol)
+            model = None
         else:
-            model = load(target).to(precision).eval()
-            if not as_is:
-                randomize_(model)
-            rows = run(model, example_input(model, img_size, precision), group=chosen, tol=tol)
-    except (ValueError, TypeError) as error:
-        raise typer.BadParameter(str(error)) from error
+            model = load(target).to(precision)
+            x = example_input(model, img_size, precision)
+    if model is not None:
+        rows = run(model if as_is else randomize_(model), x, group=chosen, tol=tol)
+        if all(row.passed is None for row in rows):
+            typer.echo("Nothing to check: no layer claims to follow a group.", err=True)
+            raise typer.Exit(2)
     broken = first_break(rows)
     if json:
         for row in rows:
-            typer.echo(json_module.dumps({**asdict(row), "passed": row.passed}))
+            error = row.error if row.error is None or isfinite(row.error) else None  # JSON has no infinity
+            typer.echo(json_module.dumps({**asdict(row), "error": error, "passed": row.passed}))
     else:
-        _print_rows([row for row in rows if row.depth <= depth or row is broken], broken, len(rows))
+        deepest = 2 if depth is None else depth
+        _print_rows([row for row in rows if row.depth <= deepest or row is broken], broken, len(rows))
     raise typer.Exit(1 if broken else 0)
 
 
@@ -126,8 +143,8 @@ def _print_rows(rows: list[Row], broken: Row | None, total: int) -> None:
 def bench_layers(
     width: Annotated[int, typer.Option(help="Channels; heads have 64.")] = 768,
     group: Annotated[str, typer.Option(help="The group of the equivariant layers.")] = "flop",
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
-    repeats: Annotated[int, typer.Option(help="Rounds of interleaved runs.")] = 50,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
 ) -> None:
     """Time equivariant layers against ordinary ones, interleaved in one run, in float32.
@@ -142,15 +159,14 @@ def bench_layers(
     torch.set_num_threads(threads)
     table = Table("layer", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", "")
     marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
-    try:
-        for r in run(width, get_group(group), repeats=repeats):
-            if json:
-                typer.echo(json_module.dumps({**asdict(r), "met": r.met}))
-            goal = "" if r.bar is None else f"{r.bar:.2f}"
-            times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f}"
-            table.add_row(r.name, r.mode, *times, goal, marks[r.met])
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    with _refusals():
+        results = list(run(width, get_group(group), repeats=repeats))
+    for r in results:
+        if json:
+            typer.echo(json_module.dumps({**asdict(r), "met": r.met}))
+        goal = "" if r.bar is None else f"{r.bar:.2f}"
+        times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f}"
+        table.add_row(r.name, r.mode, *times, goal, marks[r.met])
     if not json:
         console = Console()
         console.print(table)

@@ -33,7 +33,7 @@ def demo(console: Console, repeats: int = 30) -> None:
     torch.manual_seed(0)
     layout = Layout.regular(flop, WIDTH)
     ordinary = randomize_(Block(WIDTH, HEADS, qkv_bias=True, init_values=1.0).eval())
-    equivariant = randomize_(fnn.TransformerBlock(layout, HEADS, init_value=1.0).eval())
+    equivariant = randomize_(fnn.TransformerBlock(layout, HEADS, qkv_bias=True, init_values=1.0).eval())
     console.print("[bold]flopping[/bold]: networks that know a mirrored image shows the same thing\n")
     _show_parts(console, layout)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from operator import index
 
 import torch
 from torch import Tensor
 from torch.fx import Proxy
 
 from flopping.groups import Group, get_group
+from flopping.representations import Cost, cost
 
 Feature = tuple[Tensor, ...]
 
@@ -45,23 +47,30 @@ class Layout:
     """Channels of each part, components times copies."""
     part_shapes: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
     """The last axes of each part: `(m,)` or `(d, m)`."""
+    regular_shares: tuple[int, int] | None = field(init=False, compare=False)
+    """Copies of the regular representation and extra invariant channels; None where that is not all."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "group", get_group(self.group))
         names = [irrep.name for irrep in self.group.irreps]
-        if len(self.multiplicities) != len(names):
+        if not isinstance(self.multiplicities, tuple) or len(self.multiplicities) != len(names):
             raise ValueError(
                 f"{self.group} has {len(names)} irreps ({', '.join(names)}), got multiplicities {self.multiplicities}"
             )
-        if not isinstance(self.multiplicities, tuple):
-            raise TypeError(f"multiplicities are a tuple, got {self.multiplicities!r}")
-        if any(not isinstance(m, int) or m < 0 for m in self.multiplicities) or not any(self.multiplicities):
+        try:
+            counts = tuple(index(m) for m in self.multiplicities)
+        except TypeError:
+            counts = (-1,)
+        if min(counts) < 0 or not any(counts):
             raise ValueError(f"multiplicities are whole numbers, not all zero, got {self.multiplicities}")
-        # derived once, here: compiled code can't run the locks of a cached property
+        # derived once, here: compiled code can't run the locks of a cached property, and every call counts
         dims = tuple(irrep.dim for irrep in self.group.irreps)
-        pairs = list(zip(dims, self.multiplicities, strict=True))
+        pairs = list(zip(dims, counts, strict=True))
+        object.__setattr__(self, "multiplicities", counts)
         object.__setattr__(self, "irrep_dims", dims)
         object.__setattr__(self, "part_dims", tuple(d * m for d, m in pairs))
         object.__setattr__(self, "part_shapes", tuple((m,) if d == 1 else (d, m) for d, m in pairs))
+        object.__setattr__(self, "regular_shares", self._regular_shares())
 
     @classmethod
     def regular(cls, group: str | Group, dim: int, *, extra: int = 0) -> Layout:
@@ -96,25 +105,36 @@ class Layout:
     @property
     def copies(self) -> int:
         """How many copies of the regular representation; the rest are `extra` invariant channels."""
-        return self._regular_shares()[0]
+        return self.require_regular("the regular basis")[0]
 
     @property
     def extra(self) -> int:
         """Invariant channels beyond the copies of the regular representation."""
-        return self._regular_shares()[1]
+        return self.require_regular("the regular basis")[1]
 
-    def _regular_shares(self) -> tuple[int, int]:
-        irreps = self.group.irreps
-        ratios = {
-            m / irrep.regular_multiplicity for irrep, m in zip(irreps[1:], self.multiplicities[1:], strict=True)
-        } or {self.multiplicities[0]}
-        copies = min(ratios)
-        if len(ratios) > 1 or copies != int(copies) or copies > self.multiplicities[0]:
+    @property
+    def invariant_part(self) -> Layout:
+        """The same without all but the trivial irrep.
+
+        >>> Layout.regular("flop", 8).invariant_part
+        Layout(flop, even=4, odd=0)
+        """
+        return Layout.invariant(self.group, self.multiplicities[0])
+
+    def require_regular(self, who: str) -> tuple[int, int]:
+        """Copies and extra channels; refuse, on behalf of `who`, a layout that has other shares."""
+        if self.regular_shares is None:
             raise ValueError(
-                "the regular basis needs equal shares of all irreps, plus extra copies of"
-                f" {irreps[0].name} at most, got {self}"
+                f"{who} needs equal shares of all irreps, plus extra copies of {self.group.irreps[0].name} at most,"
+                f" got {self}"
             )
-        return int(copies), self.multiplicities[0] - int(copies)
+        return self.regular_shares
+
+    def _regular_shares(self) -> tuple[int, int] | None:
+        first, *others = self.multiplicities
+        ratios = {divmod(m, i.regular_multiplicity) for m, i in zip(others, self.group.irreps[1:], strict=True)}
+        (copies, rest), *different = ratios or {(first, 0)}
+        return None if different or rest or copies > first else (copies, first - copies)
 
     def __mul__(self, factor: float) -> Layout:
         """All multiplicities times a factor, e.g. the hidden layer of an MLP; the products must be whole."""
@@ -122,6 +142,17 @@ class Layout:
         if any(m % 1 for m in scaled):
             raise ValueError(f"{self} times {factor} is not a whole number of copies")
         return Layout(self.group, tuple(int(m) for m in scaled))
+
+    __rmul__ = __mul__
+
+    def linear_cost(self, out: Layout) -> Cost:
+        """Blocks, parameters and multiply-adds of an equivariant linear layer to another layout.
+
+        >>> Layout.regular("octic", 48).linear_cost(Layout.regular("octic", 96)).ratio
+        0.1875
+        """
+        types = [irrep.type for irrep in self.group.irreps]
+        return cost(self.irrep_dims, types, self.multiplicities, out.multiplicities)
 
     def matrix(self, element: int) -> Tensor:
         """What a group element does to packed channels, (dim, dim) in float64."""
@@ -156,8 +187,10 @@ class Layout:
             return parts[0]
         return torch.cat([p if d == 1 else p.flatten(-2) for p, d in zip(parts, self.irrep_dims, strict=True)], -1)
 
-    def parts(self, feature: Feature, who: str = "feature") -> Feature:
+    def parts(self, feature: Feature, who: str = "feature", leading: int | None = None) -> Feature:
         """The parts of a feature; what is not one of this layout is refused, showing its shapes.
+
+        `leading` says how many axes stand before the channels: 2 for tokens (B, N), 3 for maps (B, H, W).
 
         >>> from flopping import flop
         >>> _ = Layout(flop, (3, 2)).parts((torch.zeros(4, 3), torch.zeros(4, 3)))
@@ -171,21 +204,17 @@ class Layout:
         if not isinstance(feature, (tuple, list)) or any(not isinstance(part, Tensor) for part in feature):
             kind = f"a tensor of shape {tuple(feature.shape)}" if isinstance(feature, Tensor) else repr(feature)
             raise TypeError(f"{who}: a feature of {self} is a tuple of {len(wanted)} tensors, got {kind}")
-        fits = len(feature) == len(wanted)
-        if fits:
-            leading = [part.dim() - len(shape) for part, shape in zip(feature, wanted, strict=True)]
-            fits = (
-                all(
-                    n >= 0 and part.shape[n:] == shape and part.shape[:n] == feature[0].shape[:n]
-                    for n, part, shape in zip(leading, feature, wanted, strict=True)
-                )
-                and len(set(leading)) == 1
-            )
-        if not fits:
-            needs = ", ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
-            shapes = ", ".join(str(tuple(part.shape)) for part in feature)
-            raise ValueError(f"{who}: {self} needs parts {needs}, got {shapes}")
-        return tuple(feature)
+        if len(feature) == len(wanted):
+            places = feature[0].shape[: feature[0].dim() - len(wanted[0])]
+            fits = leading is None or len(places) == leading
+            for part, shape in zip(feature, wanted, strict=True):
+                fits = fits and part.shape == places + shape
+            if fits:
+                return tuple(feature)
+        axes = {None: "...", 2: "B, N", 3: "B, H, W"}[leading]
+        needs = ", ".join(f"({axes}, {', '.join(map(str, shape))})" for shape in wanted)
+        shapes = ", ".join(str(tuple(part.shape)) for part in feature)
+        raise ValueError(f"{who}: {self} needs parts {needs}, got {shapes}")
 
     def act(self, element: int, feature: Feature, grid: tuple[int, int] | None = None) -> Feature:
         """A feature moved by a group element: components mixed by the irreps, places moved on the grid.

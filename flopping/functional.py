@@ -12,32 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopping.features import Feature, Layout
+from flopping.sums import combine
 
 Pointwise = Callable[[Tensor], Tensor]
-
-
-def combine(terms: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
-    """Linear combination of equally shaped tensors; zero coefficients cost nothing.
-
-    Terms of equal weight are added first, so what cancels in theory cancels exactly.
-
-    >>> combine([torch.ones(2), torch.ones(2)], [0.5, -2.0]).tolist()
-    [-1.5, -1.5]
-    """
-    weights: dict[float, float] = {}
-    sums: dict[float, Tensor] = {}
-    for term, c in sorted(zip(terms, coefficients, strict=True), key=lambda pair: -pair[1]):
-        size = round(abs(c), 12)  # equal but for the rounding of where they come from
-        if not size:
-            continue
-        if size not in sums:
-            weights[size], sums[size] = abs(c), term if c > 0 else -term
-        else:
-            sums[size] = sums[size] + term if c > 0 else sums[size] - term
-    if not sums:
-        raise ValueError(f"a combination needs a coefficient that is not zero, got {list(coefficients)}")
-    total, *others = (sums[size] if size == 1 else sums[size] * weights[size] for size in sums)
-    return sum(others, total)
 
 
 def add(x: Feature, y: Feature) -> Feature:
@@ -59,22 +36,21 @@ def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor | None]
     >>> [v.round(decimals=3).tolist() for v in values], extra.tolist()
     ([[[1.4140000343322754]], [[0.0]]], [[1.0, 1.0]])
     """
-    copies, extra = layout.copies, layout.extra
+    copies, extra = layout.require_regular("the regular basis")
     slots: list[Tensor] = []  # rows of the Fourier matrix: (irrep, component, copy)
     for i, irrep in enumerate(layout.group.irreps):
         for a in range(irrep.dim):
             component = x[i] if irrep.dim == 1 else x[i].select(-2, a)
             for c in range(irrep.regular_multiplicity):
                 slots.append(component.narrow(-1, c * copies, copies))
-    columns = layout.group.fourier_rows
-    values = [combine(slots, [row[g] for row in columns]) for g in range(layout.group.order)] if copies else []
+    values = [combine(slots, column) for column in layout.group.from_irreps] if copies else []
     return values, x[0].narrow(-1, copies, extra) if extra else None
 
 
 def from_regular(values: Sequence[Tensor], extra: Tensor | None, like: Feature, layout: Layout) -> Feature:
     """Inverse of `to_regular`; `like` gives parts of width zero their shape."""
     parts: list[Tensor] = []
-    rows = iter(layout.group.fourier_rows)
+    rows = iter(layout.group.to_irreps)
     for i, irrep in enumerate(layout.group.irreps):
         if not values:
             parts.append(extra if i == 0 and extra is not None else like[i])
@@ -101,62 +77,48 @@ def pointwise(x: Feature, layout: Layout, function: Pointwise) -> Feature:
     return from_regular([function(v) for v in values], None if extra is None else function(extra), x, layout)
 
 
-def layer_norm(x: Feature, layout: Layout, weight: Sequence[Tensor], bias: Tensor, eps: float) -> Feature:
+def layer_norm(
+    x: Feature, layout: Layout, weight: Sequence[Tensor], bias: Tensor, eps: float, invariant_only: bool = False
+) -> Feature:
     """Remove the mean over the copies of each component, divide by one joint deviation, scale, shift.
 
     The joint variance is the mean square over all channels after the means are gone; for flop with equal
-    shares (var(even) + var(odd)) / 2. `weight` has one tensor per irrep that occurs; only the trivial irrep is
-    shifted.
+    shares (var(even) + var(odd)) / 2. `weight` has one tensor per irrep of the result that occurs; only the
+    trivial irrep is shifted. With `invariant_only` the other parts of the result have no channels.
     """
-    if layout.group.order == 1:
-        return (F.layer_norm(x[0], (layout.dim,), weight[0], bias, eps),)
     used = [i for i, m in enumerate(layout.multiplicities) if m]
+    if used == [0]:
+        return F.layer_norm(x[0], (layout.dim,), weight[0], bias, eps), *x[1:]
     # The same numbers, two ways, because each is the faster one where it is used (1576 x 768 values, 2 threads):
-    # written out 0.6 ms compiled and 5 ms eager, with torch's kernel 1.0 ms compiled and 1.1 ms eager. The kernel
-    # tells its rstd without a gradient, so it serves inference only.
-    written_out = torch.compiler.is_compiling() or torch.is_grad_enabled()
-    normalise = _normalise_plain if written_out else _normalise_by_kernel
-    scaled = normalise([x[i] for i in used], weight, [layout.irrep_dims[i] for i in used], layout.dim, eps)
-    parts = list(x)
-    for i, (value, factor) in zip(used, scaled, strict=True):
-        parts[i] = torch.addcmul(bias, value, factor) if i == 0 else value * factor
+    # written out 0.6 ms compiled and 5 ms eager, with torch's kernel 1.0 ms compiled and 2 ms eager.
+    normalise = _normalise_plain if torch.compiler.is_compiling() else _normalise_by_kernel
+    normed = normalise([x[i] for i in used], [layout.irrep_dims[i] for i in used], layout, eps)
+    parts = [part.narrow(-1, 0, 0) if invariant_only else part for part in x]
+    for i, value, w in zip(used, normed, weight, strict=False):
+        if i == 0:
+            parts[i] = torch.addcmul(bias, value, w)
+        elif not invariant_only:
+            parts[i] = value * w
     return tuple(parts)
 
 
-def _normalise_plain(
-    parts: Sequence[Tensor], weight: Sequence[Tensor], dims: Sequence[int], channels: int, eps: float
-) -> list[tuple[Tensor, Tensor]]:
-    """Two factors of each normalised and scaled part: scaled deviations from the mean, and 1 / joint deviation."""
+def _normalise_plain(parts: Sequence[Tensor], dims: Sequence[int], layout: Layout, eps: float) -> list[Tensor]:
+    """Written out, with statistics in float32 at least: compilers make one pass of it."""
+    exact = [part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts]
+    centred = [part - part.mean(-1, keepdim=True) for part in exact]
+    squares = [c.square().sum(-1, keepdim=True) for c in centred]
+    joint = [square if d == 1 else square.sum(-2) for square, d in zip(squares, dims, strict=True)]
+    scale = (sum(joint[1:], joint[0]) / layout.dim + eps).rsqrt()
+    normed = [c * (scale if d == 1 else scale.unsqueeze(-2)) for c, d in zip(centred, dims, strict=True)]
+    return [value.to(part.dtype) for value, part in zip(normed, parts, strict=True)]
+
+
+def _normalise_by_kernel(parts: Sequence[Tensor], dims: Sequence[int], layout: Layout, eps: float) -> list[Tensor]:
+    """By torch's kernel on all channels at once: parts without a mean have none together."""
     centred = [part - part.mean(-1, keepdim=True) for part in parts]
-    squares = [_over_components(c.square().sum(-1, keepdim=True), d) for c, d in zip(centred, dims, strict=True)]
-    scale = (sum(squares[1:], squares[0]) / channels + eps).rsqrt()
-    return [(c * w, scale if d == 1 else scale.unsqueeze(-2)) for c, w, d in zip(centred, weight, dims, strict=True)]
-
-
-def _normalise_by_kernel(
-    parts: Sequence[Tensor], weight: Sequence[Tensor], dims: Sequence[int], channels: int, eps: float
-) -> list[tuple[Tensor, Tensor]]:
-    """The same by torch's kernel, which normalises each component by itself and tells rstd = (var + eps)^-1/2.
-
-    The copies' shares of (var + eps) add up to the joint variance + eps.
-    """
-    normed = [
-        torch.native_layer_norm(part, part.shape[-1:], w, None, eps) for part, w in zip(parts, weight, strict=True)
-    ]
-    deviations = [rstd.reciprocal() for _, _, rstd in normed]
-    shares = [
-        _over_components(deviation.square() * (part.shape[-1] / channels), d)
-        for deviation, part, d in zip(deviations, parts, dims, strict=True)
-    ]
-    scale = sum(shares[1:], shares[0]).rsqrt()
-    return [
-        (value, deviation * (scale if d == 1 else scale.unsqueeze(-2)))
-        for (value, _, _), deviation, d in zip(normed, deviations, dims, strict=True)
-    ]
-
-
-def _over_components(value: Tensor, d: int) -> Tensor:
-    return value if d == 1 else value.sum(-2)
+    packed = torch.cat([c if d == 1 else c.flatten(-2) for c, d in zip(centred, dims, strict=True)], -1)
+    normed = layout.split(F.layer_norm(packed, (layout.dim,), None, None, eps))
+    return [part for part, m in zip(normed, layout.multiplicities, strict=True) if m]
 
 
 def attention(qkv: Feature, layout: Layout, num_heads: int, dropout: float = 0.0) -> Feature:

@@ -16,10 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from flopping.features import Layout, is_symbolic
-from flopping.functional import combine
-from flopping.groups import Group, Irrep
+from flopping.groups import Group
+from flopping.sums import Combination, combination, combine
 
 Grid = tuple[int, int]
+
+
+def as_pair(size: int | Grid, what: str) -> Grid:
+    """Height and width from one number or two.
+
+    >>> as_pair(16, "patch_size")
+    (16, 16)
+    """
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or any(not isinstance(n, int) or n < 1 for n in pair):
+        raise ValueError(f"{what} is a positive number or two of them, got {size!r}")
+    return pair[0], pair[1]
+
 
 _HALF = sqrt(0.5)
 
@@ -51,7 +64,7 @@ class Fold(nn.Module):
         if dim >= -1:
             raise ValueError(f"dim counts from the end and has a neighbour: -2 or less, got {dim}")
         self.group, self.grid, self.dim = group, grid, dim
-        if group.is_abelian_real:
+        if group.mirrors_only:
             self.one_line, self.axes, self.parities = _mirrors(group)
         else:
             places, self.rows = _orbit_rows(group, grid)
@@ -61,7 +74,7 @@ class Fold(nn.Module):
     @torch.no_grad()
     def init_non_persistent_buffers(self) -> None:
         """Fill in the constants; again after `to_empty`, for a network built on the meta device."""
-        if not self.group.is_abelian_real:
+        if not self.group.mirrors_only:
             self.places.copy_(_orbit_rows(self.group, self.grid)[0])
 
     @property
@@ -76,7 +89,9 @@ class Fold(nn.Module):
         """
         kinds = _kinds(self.group, self.grid)
         irreps = self.group.irreps
-        return Layout(self.group, tuple(sum(len(p) * len(_vectors(i, k)) for k, p in kinds.items()) for i in irreps))
+        return Layout(
+            self.group, tuple(sum(len(p) * len(i.fixed_vectors(k)) for k, p in kinds.items()) for i in irreps)
+        )
 
     def extra_repr(self) -> str:
         return f"{self.group}, grid={self.grid}, dim={self.dim}"
@@ -84,7 +99,7 @@ class Fold(nn.Module):
     def forward(self, x: Tensor) -> list[list[Tensor]]:
         if not is_symbolic(x) and (x.shape[self.dim], x.shape[self.dim + 1]) != self.grid:
             raise ValueError(f"expected a grid {self.grid} at axis {self.dim}, got shape {tuple(x.shape)}")
-        if not self.group.is_abelian_real:
+        if not self.group.mirrors_only:
             return self._fold_orbits(x.flatten(self.dim, self.dim + 1))
         if self.one_line:
             x = x.flatten(self.dim, self.dim + 1).unsqueeze(self.dim)
@@ -95,8 +110,9 @@ class Fold(nn.Module):
         return [[blocks[parity].flatten(self.dim, self.dim + 1)] for parity in self.parities]
 
     def inverse(self, parts: Sequence[Tensor]) -> Tensor:
-        """Back to the two axes; for groups whose irreps are all 1-dimensional."""
-        self.group.require_signs("the inverse of a fold")
+        """Back to the two axes; for groups that only mirror them."""
+        if not self.group.mirrors_only:
+            raise ValueError(f"the inverse of a fold needs a group of mirrors, got {self.group}")
         along = self.dim + 1  # the places of a part are one axis, at the later of the two positions
         blocks: dict[tuple[int, ...], Tensor] = {
             parity: part.unflatten(along, self._block_shape(parity))
@@ -219,7 +235,7 @@ def _free_values(group: Group, grid: Grid, irrep: int) -> tuple[Tensor, Tensor, 
     value = group.irreps[irrep]
     with torch.device("cpu"):  # a cached value must not follow the caller's default device
         moved = _moved(group, grid)
-        kinds = {places: _vectors(value, kind) for kind, places in _kinds(group, grid).items()}
+        kinds = {places: value.fixed_vectors(kind) for kind, places in _kinds(group, grid).items()}
         turned = {
             places: [e @ vector for vector in vectors for e in value.endomorphisms] for places, vectors in kinds.items()
         }
@@ -286,23 +302,7 @@ def _kinds(group: Group, grid: Grid) -> dict[tuple[int, ...], tuple[int, ...]]:
     return {kind: tuple(places) for kind, places in kinds.items()}
 
 
-def _vectors(irrep: Irrep, stabiliser: tuple[int, ...]) -> list[Tensor]:
-    """Orthonormal vectors that a stabiliser leaves alone, one for each copy of the irrep on such an orbit.
-
-    Vectors that endomorphisms turn into each other belong to one copy.
-    """
-    invariant = irrep.tensor[list(stabiliser)].mean(0)
-    taken = torch.zeros(irrep.dim, 0, dtype=torch.float64, device="cpu")
-    vectors: list[Tensor] = []
-    for column in invariant.T:
-        rest = column - taken @ (taken.T @ column)
-        if rest.norm() > 1e-6:  # a projection's columns are zero or of order one
-            vectors.append(rest / rest.norm())
-            taken = torch.cat([taken, (irrep.endomorphisms @ vectors[-1]).T], 1)
-    return vectors
-
-
-Rows = list[list[list[list[float]]]]  # [irrep][component][copy][element]
+Rows = list[list[list[Combination]]]  # [irrep][component][copy], sums over the elements
 
 
 @lru_cache
@@ -318,7 +318,7 @@ def _orbit_rows(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, Rows]
         split: Rows = []
         for irrep in group.irreps:
             scale = sqrt(irrep.dim / (group.order * len(kind)))
-            copies = [(irrep.tensor @ vector).T * scale for vector in _vectors(irrep, kind)]  # component, element
-            split.append([[copy[a].tolist() for copy in copies] for a in range(irrep.dim)])
+            copies = [(irrep.tensor @ vector).T * scale for vector in irrep.fixed_vectors(kind)]  # component, element
+            split.append([[combination(copy[a].tolist()) for copy in copies] for a in range(irrep.dim)])
         rows.append((len(found), split))
     return torch.cat([moved[:, list(found)].flatten() for found in kinds.values()]), rows

@@ -15,89 +15,11 @@ import torch
 from torch import Tensor
 
 from flopping import characters, representations
-from flopping.characters import SchurType
-
-Matrix = tuple[tuple[float, ...], ...]
+from flopping.irreps import Irrep, Matrix, as_tuples
+from flopping.sums import Combination, combination
+from flopping.symmetries import SYMMETRIES, Symmetry, planes
 
 _TOLERANCE = 1e-9  # laws of a group are checked in float64; its matrices have entries of order one
-
-
-@dataclass(frozen=True)
-class Irrep:
-    """A real irreducible representation: one orthogonal matrix per element of its group, in their order.
-
-    >>> octic.irreps[-1]
-    Irrep('E', dim=2, type=real)
-    """
-
-    name: str
-    matrices: tuple[Matrix, ...]
-    tensor: Tensor = field(init=False, compare=False)
-    """All matrices, (|G|, d, d) in float64."""
-    type: SchurType = field(init=False, compare=False)
-    endomorphisms: Tensor = field(init=False, compare=False)
-    """Orthogonal basis of the matrices that commute with the irrep, (1, 2 or 4, d, d), identity first."""
-    endomorphism_rows: tuple[Matrix, ...] = field(init=False, compare=False)
-    """The same as plain numbers, for sums that are written out in traced code."""
-
-    def __post_init__(self) -> None:
-        with torch.device("cpu"):  # a value must not follow the caller's default device
-            tensor = torch.tensor(self.matrices, dtype=torch.float64)
-            endomorphisms = representations.endomorphisms(tensor)
-        # derived once, here: compiled code can't run the locks of a cached property
-        object.__setattr__(self, "tensor", tensor)
-        object.__setattr__(self, "type", representations.schur_type(tensor))
-        object.__setattr__(self, "endomorphisms", endomorphisms)
-        object.__setattr__(self, "endomorphism_rows", tuple(_as_tuples(matrix) for matrix in endomorphisms))
-
-    def __repr__(self) -> str:
-        return f"Irrep({self.name!r}, dim={self.dim}, type={self.type.value})"
-
-    @property
-    def dim(self) -> int:
-        return len(self.matrices[0])
-
-    @property
-    def regular_multiplicity(self) -> int:
-        """How often the regular representation contains this irrep."""
-        return self.dim // self.type.degree
-
-    @property
-    def signs(self) -> tuple[int, ...]:
-        """The character of a 1-dimensional irrep: +1 or -1 per element."""
-        if self.dim != 1:
-            raise ValueError(f"signs belong to 1-dimensional irreps, got {self}")
-        return tuple(round(matrix[0][0]) for matrix in self.matrices)
-
-
-@dataclass(frozen=True)
-class Symmetry:
-    """A symmetry of the square as a signed permutation of the centred (row, column) coordinates.
-
-    It acts on images from the left: `(g f)(p) = f(g^-1 p)`, so `g(h(f)) == (g @ h)(f)`.
-
-    >>> turn = rot90.symmetries[1]
-    >>> turn(torch.tensor([[1, 2], [3, 4]])).tolist()
-    [[2, 4], [1, 3]]
-    """
-
-    matrix: tuple[tuple[int, int], tuple[int, int]]
-
-    @property
-    def transposes(self) -> bool:
-        return self.matrix[0][0] == 0
-
-    @property
-    def flipped_axes(self) -> tuple[int, ...]:
-        """Axes of (row, column) that are reversed after the transposition."""
-        return tuple(axis for axis in (0, 1) if sum(self.matrix[axis]) < 0)
-
-    def __call__(self, image: Tensor, dims: tuple[int, int] = (-2, -1)) -> Tensor:
-        """Move the pixels of `image`, whose rows and columns are the axes `dims`."""
-        if self.transposes:
-            image = image.transpose(*dims)
-        flipped = [dims[axis] for axis in self.flipped_axes]
-        return image.flip(flipped) if flipped else image
 
 
 @dataclass(frozen=True)
@@ -120,8 +42,10 @@ class Group:
     table: tuple[tuple[int, ...], ...] = field(repr=False)
     irreps: tuple[Irrep, ...] = field(repr=False)
     symmetries: tuple[Symmetry, ...] = field(default=(), repr=False)
-    fourier_rows: Matrix = field(init=False, compare=False)
-    """The Fourier matrix as plain numbers, for sums that are written out in traced code."""
+    to_irreps: tuple[Combination, ...] = field(init=False, compare=False)
+    """The rows of the Fourier matrix, as sums over the elements."""
+    from_irreps: tuple[Combination, ...] = field(init=False, compare=False)
+    """Its columns, as sums over (irrep, component, copy)."""
 
     def __post_init__(self) -> None:
         table = self._check_table()
@@ -141,7 +65,8 @@ class Group:
         fourier = self.fourier
         if not torch.allclose(fourier @ fourier.T, torch.eye(self.order, dtype=torch.float64, device="cpu")):
             raise ValueError(f"group {self.name}: two of the irreps {list(self.irreps)} are equivalent")
-        object.__setattr__(self, "fourier_rows", _as_tuples(fourier))
+        object.__setattr__(self, "to_irreps", tuple(combination(row) for row in fourier.tolist()))
+        object.__setattr__(self, "from_irreps", tuple(combination(column) for column in fourier.T.tolist()))
         if self.symmetries:
             self._check_symmetries()
 
@@ -158,8 +83,8 @@ class Group:
     def _check_symmetries(self) -> None:
         if len(self.symmetries) != self.order:
             raise ValueError(f"group {self.name}: {len(self.symmetries)} symmetries for {self.order} elements")
-        planes = _planes(self.symmetries)
-        moved = (planes[:, None] @ planes - planes[torch.tensor(self.table, device="cpu")]).abs().amax((-2, -1))
+        matrices = planes(self.symmetries)
+        moved = (matrices[:, None] @ matrices - matrices[torch.tensor(self.table, device="cpu")]).abs().amax((-2, -1))
         if moved.any():
             g, h = (self.elements[i] for i in moved.nonzero()[0].tolist())
             raise ValueError(f"group {self.name}: the symmetries of {g} and {h} do not multiply as the table says")
@@ -183,9 +108,14 @@ class Group:
         return len(self.elements)
 
     @property
-    def is_abelian_real(self) -> bool:
+    def signs_only(self) -> bool:
         """All irreps are 1-dimensional: every feature only changes sign."""
         return all(irrep.dim == 1 for irrep in self.irreps)
+
+    @property
+    def mirrors_only(self) -> bool:
+        """Rows stay rows and all irreps are 1-dimensional, so grids fold along their axes."""
+        return self.signs_only and not self.swaps_axes
 
     @property
     def swaps_axes(self) -> bool:
@@ -197,15 +127,15 @@ class Group:
         """Orthonormal (|G|, |G|) matrix from the regular representation to the irreps.
 
         Rows are ordered (irrep, component, copy): row (i, a, c) holds sqrt(d_i / |G|) rho_i(g)[a, c] in column
-        g. For flop it is [[1, 1], [1, -1]] / sqrt(2).
+        g, for as many c as there are copies. For flop it is [[1, 1], [1, -1]] / sqrt(2).
 
         >>> (flop.fourier * 2**0.5).round().tolist()
         [[1.0, 1.0], [1.0, -1.0]]
         """
-        rows = [
-            irrep.tensor[:, :, : irrep.regular_multiplicity].flatten(1).T * sqrt(irrep.dim / self.order)
-            for irrep in self.irreps
-        ]
+        rows = []
+        for irrep in self.irreps:
+            copies = torch.stack(irrep.fixed_vectors([0]), 1)  # component, copy
+            rows.append((irrep.tensor @ copies).flatten(1).T * sqrt(irrep.dim / self.order))
         return torch.cat(rows)
 
     def product(self, left: int, right: int) -> int:
@@ -226,9 +156,9 @@ class Group:
 
     def require_signs(self, who: str) -> None:
         """Refuse, on behalf of `who`, a group with irreps of dimension above one."""
-        if not self.is_abelian_real:
+        if not self.signs_only:
             large = [irrep.name for irrep in self.irreps if irrep.dim > 1]
-            supported = ", ".join(name for name, group in grid_groups().items() if group.is_abelian_real)
+            supported = ", ".join(name for name, group in grid_groups().items() if group.signs_only)
             raise ValueError(
                 f"{who} supports groups whose irreps are all 1-dimensional ({supported}),"
                 f" got {self} with {', '.join(large)}"
@@ -239,6 +169,19 @@ class Group:
         self.require_grid("acting on an image")
         return self.symmetries[element](image, dims)
 
+    def locate(self, other: Group, element: int) -> int | None:
+        """Which element of this group does what `element` of another one does; None where there is none.
+
+        >>> octic.locate(flop, 1), flop.locate(octic, 1)
+        (4, None)
+        """
+        if self == other:
+            return element
+        if not self.symmetries or not other.symmetries:
+            return 0 if element == 0 else None
+        symmetry = other.symmetries[element]
+        return self.symmetries.index(symmetry) if symmetry in self.symmetries else None
+
     def embedding(self, subgroup: Group) -> tuple[int, ...]:
         """Where the elements of a subgroup stand among this group's, matched by their action on the grid.
 
@@ -247,10 +190,11 @@ class Group:
         """
         self.require_grid("finding a subgroup")
         subgroup.require_grid("finding a subgroup")
-        missing = [n for n, s in zip(subgroup.elements, subgroup.symmetries, strict=True) if s not in self.symmetries]
+        places = [self.locate(subgroup, element) for element in range(subgroup.order)]
+        missing = [name for name, place in zip(subgroup.elements, places, strict=True) if place is None]
         if missing:
             raise ValueError(f"{subgroup} is not a subgroup of {self}: {self} has no {', '.join(missing)}")
-        return tuple(self.symmetries.index(symmetry) for symmetry in subgroup.symmetries)
+        return tuple(place for place in places if place is not None)
 
     @lru_cache  # noqa: B019 - groups are module constants or live as long as their layers
     def restriction(self, subgroup: Group) -> tuple[tuple[tuple[int, ...], Matrix], ...]:
@@ -267,7 +211,7 @@ class Group:
             table = torch.tensor(subgroup.table)
             for irrep in self.irreps:
                 decomposition = representations.decompose(irrep.tensor[indices], table, subgroup.real_irreps)
-                found.append((decomposition.multiplicities, _as_tuples(decomposition.basis)))
+                found.append((decomposition.multiplicities, as_tuples(decomposition.basis)))
         return tuple(found)
 
     @property
@@ -287,15 +231,11 @@ class Group:
         elements = characters.close([m.double() for m in matrices])
         table = characters.multiplication_table(elements)
         irreps = tuple(
-            Irrep(f"irrep{i}", tuple(_as_tuples(m) for m in irrep.matrices))
+            Irrep(f"irrep{i}", tuple(as_tuples(m) for m in irrep.matrices))
             for i, irrep in enumerate(representations.real_irreps(table))
         )
         names = ("identity", *(f"g{i}" for i in range(1, len(elements))))
         return cls(name, names, _as_indices(table), irreps)
-
-
-def _as_tuples(matrix: Tensor) -> Matrix:
-    return tuple(tuple(row) for row in matrix.tolist())
 
 
 def _as_indices(table: Tensor) -> tuple[tuple[int, ...], ...]:
@@ -311,38 +251,21 @@ def _check_homomorphism(group: str, irrep: Irrep, table: Tensor) -> None:
         raise ValueError(f"group {group}: {irrep} does not follow the group's multiplication, by {error:.1e}")
 
 
-_SYMMETRIES = {
-    "identity": Symmetry(((1, 0), (0, 1))),
-    "rot90": Symmetry(((0, -1), (1, 0))),
-    "rot180": Symmetry(((-1, 0), (0, -1))),
-    "rot270": Symmetry(((0, 1), (-1, 0))),
-    "flop": Symmetry(((1, 0), (0, -1))),
-    "transpose": Symmetry(((0, 1), (1, 0))),
-    "flip": Symmetry(((-1, 0), (0, 1))),
-    "antitranspose": Symmetry(((0, -1), (-1, 0))),
-}
-
-
-def _planes(symmetries: Sequence[Symmetry]) -> Tensor:
-    """Symmetries as 2 x 2 matrices."""
-    return torch.tensor([s.matrix for s in symmetries], dtype=torch.float64, device="cpu")
-
-
 def _grid_group(name: str, elements: str, irreps: dict[str, str]) -> Group:
     """A subgroup of the square's symmetries; 1-dimensional irreps as signs, 'plane' for the 2x2 matrices."""
     names = tuple(elements.split())
-    symmetries = tuple(_SYMMETRIES[n] for n in names)
-    planes = _planes(symmetries)
+    symmetries = tuple(SYMMETRIES[n] for n in names)
+    plane = planes(symmetries)
 
     def matrices(signs: str) -> tuple[Matrix, ...]:
         if signs == "plane":
-            return tuple(_as_tuples(m) for m in planes)
+            return tuple(as_tuples(m) for m in plane)
         return tuple(((float(f"{sign}1"),),) for sign in signs)
 
     return Group(
         name,
         names,
-        _as_indices(characters.multiplication_table(planes)),
+        _as_indices(characters.multiplication_table(plane)),
         tuple(Irrep(n, matrices(signs)) for n, signs in irreps.items()),
         symmetries,
     )

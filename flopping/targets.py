@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flopping.features import Feature
-from flopping.nn import PatchEmbed
+from flopping.nn import Module, PatchEmbed
 from flopping.testing import grid_of, layouts_of
 
 
@@ -68,6 +68,10 @@ def example_input(model: nn.Module, img_size: int | None, dtype: torch.dtype, ba
     generator = torch.Generator().manual_seed(1)
     layout, _ = layouts_of(model)
     if layout is not None:
+        if img_size is not None:
+            raise ValueError(f"{type(model).__name__} takes features of {layout}, so --img-size has no meaning")
+        if isinstance(model, Module) and model.leading == 3:
+            return layout.random(batch, 12, 12, generator=generator, dtype=dtype)
         grid = grid_of(model, ()) or (4, 4)
         return layout.random(batch, grid[0] * grid[1], generator=generator, dtype=dtype)
     channels, size = 3, (img_size or 64, img_size or 64)

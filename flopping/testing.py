@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flopping.features import Feature, Layout
 from flopping.grid import Grid
 from flopping.groups import Group, get_group
-from flopping.nn import Module, PatchEmbed, Sequential
+from flopping.nn import Module, PatchEmbed
 
 Value = Tensor | Feature
 
@@ -48,7 +48,7 @@ def group_of(module: nn.Module) -> Group | None:
 
 def layouts_of(module: nn.Module) -> tuple[Layout | None, Layout | None]:
     """What a module declares to take and to give."""
-    if isinstance(module, (Module, Sequential)):
+    if isinstance(module, Module):
         return module.in_layout, module.out_layout
     return None, None
 
@@ -80,26 +80,35 @@ def relative_error(got: Value, expected: Value) -> float:
     >>> relative_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     0.5
     """
-    pairs = list(zip(_parts(got), _parts(expected), strict=True))
-    if any(a.shape != b.shape for a, b in pairs):
+    pairs = list(zip(_parts(got), _parts(expected), strict=False))
+    if len(_parts(got)) != len(_parts(expected)) or any(a.shape != b.shape for a, b in pairs):
         return float("inf")
-    scale = max((b.abs().max().item() for _, b in pairs if b.numel()), default=0.0)
-    worst = max(((a - b).abs().max().item() for a, b in pairs if b.numel()), default=0.0)
-    if worst != worst or scale != scale:
-        return float("inf")
-    return worst / scale if scale else worst
+    filled = [(a.double(), b.double()) for a, b in pairs if b.numel()]
+    if not filled:
+        return 0.0
+    worst = torch.stack([(a - b).abs().max() for a, b in filled]).max()
+    scale = torch.stack([b.abs().max() for _, b in filled]).max()
+    error = worst / scale if scale else worst
+    return error.item() if error.isfinite() else float("inf")
 
 
 def _parts(value: Value) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else value
 
 
-def run(module: nn.Module, x: Value, seed: int = 0) -> Value:
-    """The module's result without gradients; random drops are the same in every call."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        result: Value = module(x)
-        return result
+def run(module: nn.Module, x: Value) -> Value:
+    """The module's result in eval mode, without gradients; the module is left as it was.
+
+    In training, dropped tokens don't move with the image: there the law holds for distributions only.
+    """
+    modes = [(layer, layer.training) for layer in module.modules()]
+    try:
+        with torch.no_grad():
+            result: Value = module.eval()(x)
+            return result
+    finally:
+        for layer, training in modes:
+            layer.training = training
 
 
 def equivariance_errors(
@@ -116,7 +125,7 @@ def equivariance_errors(
 
     `x` is an image `(B, C, H, W)`, a feature, or a packed feature if a layout is given. Layouts, group and
     grid are taken from the module where it declares them. A module that steps down to a subgroup is checked
-    for that subgroup.
+    for that subgroup. It runs in eval mode.
 
     >>> from flopping import flop
     >>> from flopping.nn import Linear
@@ -126,28 +135,37 @@ def equivariance_errors(
     """
     declared_in, declared_out = layouts_of(module)
     in_layout, out_layout = in_layout or declared_in, out_layout or declared_out
-    if group is not None:
-        large = get_group(group)
-    elif in_layout is not None:
-        large = in_layout.group
-    else:
-        found = out_layout.group if out_layout is not None else group_of(module)
-        if found is None:
-            raise ValueError(f"{type(module).__name__} declares no layout: say which group, e.g. group='flop'")
-        large = found
-    small = large if out_layout is None else out_layout.group
-    if small.order == 1:
-        raise ValueError(f"nothing to check: {type(module).__name__} claims the group {small}, which moves nothing")
+    checked = _group_to_check(module, group, in_layout, out_layout)
+    source = checked if in_layout is None else in_layout.group
+    target = checked if out_layout is None else out_layout.group
     grid = grid or grid_of(module, x)
     out_grid = out_grid or grid
-    embedding = range(large.order) if small == large else large.embedding(small)
-    y = run(module, x)
     errors = {}
-    for inner, outer in list(enumerate(embedding))[1:]:
-        got = run(module, act(large, outer, x, in_layout, grid))
-        expected = y if out_layout is None else act(small, inner, y, out_layout, out_grid)
-        errors[small.elements[inner]] = relative_error(got, expected)
+    y = run(module, x)
+    for element, name in list(enumerate(checked.elements))[1:]:
+        before, after = source.locate(checked, element), target.locate(checked, element)
+        if before is None:
+            raise ValueError(f"{name} of {checked} has no action on {in_layout}")
+        if after is None:  # the module steps down to a group without it
+            continue
+        got = run(module, act(source, before, x, in_layout, grid))
+        expected = y if out_layout is None else act(target, after, y, out_layout, out_grid)
+        errors[name] = relative_error(got, expected)
+    if not errors:
+        raise ValueError(f"nothing to check: {type(module).__name__} claims the group {target}, which moves nothing")
     return errors
+
+
+def _group_to_check(
+    module: nn.Module, group: str | Group | None, in_layout: Layout | None, out_layout: Layout | None
+) -> Group:
+    if group is not None:
+        return get_group(group)
+    layout = in_layout or out_layout
+    found = group_of(module) if layout is None else layout.group
+    if found is None:
+        raise ValueError(f"{type(module).__name__} declares no layout: say which group, e.g. group='flop'")
+    return found
 
 
 def assert_equivariant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from flopping.cases import LAYERS, cases
 from flopping.features import Layout
 from flopping.grid import Grid
 from flopping.groups import Group, flop
-from flopping.nn import Module, Sequential
+from flopping.nn import Module
 from flopping.testing import (
     TOLERANCES,
     Value,
@@ -49,17 +49,19 @@ class _Output:
     module: nn.Module
     value: Value
     layout: Layout | None
+    claimed: Group | None  # the group of the newest feature: what an invariant tensor doesn't change under
 
 
 def verify(model: nn.Module, x: Value, *, group: Group | None = None, tol: float | None = None) -> list[Row]:
     """Run x and every moved x through the model and compare the outputs of all layers, in order of execution.
 
     Layers that declare a layout are compared under it; other layers that hand on a feature are taken to keep
-    its layout; the model's own result is an invariant tensor unless it declares otherwise. An error that
+    its layout; the model's own result is an invariant tensor unless it declares otherwise. Where a hand-off has
+    given up the group nothing is claimed any more, except of the whole if a group is asked for. An error that
     appears in one layer is carried on by those after it, so the first row that fails names the culprit.
 
     >>> from flopping import flop
-    >>> from flopping.nn import LayerNorm, Linear
+    >>> from flopping.nn import LayerNorm, Linear, Sequential
     >>> layout = Layout.regular(flop, 8)
     >>> class Wrong(nn.Module):
     ...     def forward(self, x):
@@ -71,6 +73,7 @@ def verify(model: nn.Module, x: Value, *, group: Group | None = None, tol: float
     >>> first_break(rows).name
     '1'
     """
+    asked = group is not None  # then the whole must follow it, whatever its layers claim
     group = group or group_of(model) or flop
     first = x if isinstance(x, Tensor) else x[0]
     tol = TOLERANCES[first.dtype] if tol is None else tol
@@ -79,12 +82,17 @@ def verify(model: nn.Module, x: Value, *, group: Group | None = None, tol: float
     before = _outputs(model, x)
     worst: list[float | None] = [None] * len(before)
     for element in range(1, group.order):
-        after = _outputs(model, act(group, element, x, in_layout, grid))
+        inner = element if in_layout is None else in_layout.group.locate(group, element)
+        if inner is None:
+            raise ValueError(f"{group.elements[element]} of {group} has no action on {in_layout}")
+        acting = group if in_layout is None else in_layout.group
+        after = _outputs(model, act(acting, inner, x, in_layout, grid))
         if [output.name for output in after] != [output.name for output in before]:
             moved = group.elements[element]
             raise ValueError(f"{type(model).__name__} runs other layers for an input moved by {moved}")
         for i, (old, new) in enumerate(zip(before, after, strict=True)):
-            error = _error(group, element, old, new, grid)
+            claimed = group if asked and not old.name else old.claimed
+            error = _error(group, element, replace(old, claimed=claimed), new, grid)
             if error is not None:
                 worst[i] = max(error, worst[i] or 0.0)
     return [
@@ -132,12 +140,13 @@ def _outputs(model: nn.Module, x: Value) -> list[_Output]:
             layout = layouts_of(module)[1]
             if not isinstance(value, (Tensor, tuple)) or isinstance(module, nn.Identity):
                 return
-            if isinstance(module, Module) or (isinstance(module, Sequential) and layout is not None):
-                outputs.append(_Output(name, module, value, layout))
+            claimed = latest[-1].group if latest else None
+            if isinstance(module, Module) and (layout is not None or isinstance(value, Tensor)):
+                outputs.append(_Output(name, module, value, layout, claimed))
             elif isinstance(value, tuple) and latest and _fits(value, latest[-1]):
-                outputs.append(_Output(name, module, value, latest[-1]))
+                outputs.append(_Output(name, module, value, latest[-1], claimed))
             elif not name and isinstance(value, Tensor):
-                outputs.append(_Output(name, module, value, None))
+                outputs.append(_Output(name, module, value, None, claimed))
             if layout is not None:
                 latest.append(layout)
 
@@ -162,13 +171,10 @@ def _fits(value: tuple[Tensor, ...], layout: Layout) -> bool:
 
 def _error(group: Group, element: int, before: _Output, after: _Output, grid: Grid | None) -> float | None:
     """How far the output of the moved image is from the moved output; None where nothing is claimed."""
+    claimed = before.layout.group if before.layout is not None else before.claimed or group
+    inner = claimed.locate(group, element)
+    if inner is None:
+        return None
     if before.layout is None:
         return relative_error(after.value, before.value)
-    claimed = before.layout.group
-    if claimed == group:
-        inner = element
-    elif group.symmetries[element] in claimed.symmetries:
-        inner = claimed.symmetries.index(group.symmetries[element])
-    else:
-        return None
     return relative_error(after.value, act(claimed, inner, before.value, before.layout, grid))

@@ -5,7 +5,8 @@ import torch
 
 from flopping import Layout, flip, flop, octic, rot90, trivial
 from flopping import nn as fnn
-from flopping.testing import assert_equivariant, equivariance_errors
+from flopping.testing import assert_equivariant, equivariance_errors, relative_error
+from flopping.verify import first_break, verify
 
 EQUAL = Layout.regular(flop, 8)
 UNEQUAL = Layout(flop, (3, 5))
@@ -30,7 +31,10 @@ REFUSED_AT_CONSTRUCTION = {
     "drop path": (lambda: fnn.DropPath(EQUAL, -0.1), r"at least 0.*got -0.1"),
     "pool": (lambda: fnn.InvariantHead(EQUAL, 5, pool="max"), r"'avg', 'token' or None, got 'max'"),
     "head without even": (lambda: fnn.InvariantHead(Layout(flop, (0, 4)), 5), r"needs even channels.*even=0"),
-    "prefix of token pooling": (lambda: fnn.InvariantHead(EQUAL, 5, "token", 1), r"num_prefix_tokens.*got 1"),
+    "prefix of token pooling": (
+        lambda: fnn.InvariantHead(EQUAL, 5, "token", num_prefix_tokens=1),
+        r"num_prefix_tokens.*got 1",
+    ),
     "not a subgroup": (lambda: fnn.Restrict(EQUAL, flip), r"flip is not a subgroup of flop: flop has no flip"),
     "sequence": (
         lambda: fnn.Sequential(fnn.LayerNorm(EQUAL), fnn.LayerNorm(UNEQUAL)),
@@ -74,11 +78,30 @@ REFUSED_IN_FORWARD = {
     "positions": (lambda: fnn.PosEmbed(EQUAL, (2, 3))(tokens(7)), r"grid \(2, 3\) has 6 places, got 7 tokens"),
     "mix": (
         lambda: fnn.TokenMix(EQUAL, (2, 3))(tokens(7)),
-        r"grid \(2, 3\) takes tokens \(B, 6, copies\).*\(2, 7, 4\)",
+        r"grid \(2, 3\) has 6 places, got 7 tokens",
     ),
     "map rank": (
         lambda: fnn.DepthwiseConv2d(EQUAL, 3)(tokens(6)),
-        r"maps \(B, H, W, copies\), got parts of shape \(2, 6, 4\)",
+        r"DepthwiseConv2d: .* needs parts \(B, H, W, 4\).* got \(2, 6, 4\)",
+    ),
+    "attention on rows": (lambda: fnn.Attention(EQUAL, 2)(EQUAL.random(3)), r"Attention: .*\(B, N, 4\).* got \(3, 4\)"),
+    "block on maps": (
+        lambda: fnn.TransformerBlock(EQUAL, 2)(EQUAL.random(1, 2, 3)),
+        r"TransformerBlock: .*\(B, N, 4\)",
+    ),
+    "token on rows": (lambda: fnn.ClassToken(EQUAL)(EQUAL.random(5)), r"ClassToken: .*\(B, N, 4\).* got \(5, 4\)"),
+    "positions on maps": (lambda: fnn.PosEmbed(EQUAL, 2)(EQUAL.random(1, 4, 4)), r"PosEmbed: .*\(B, N, 4\)"),
+    "head on rows": (
+        lambda: fnn.InvariantHead(EQUAL, 2)(EQUAL.random(5)),
+        r"pool='avg' takes tokens .*or maps.*got \(5, 4\)",
+    ),
+    "token of a map": (
+        lambda: fnn.InvariantHead(EQUAL, 2, "token")(EQUAL.random(1, 2, 2)),
+        r"takes tokens \(B, N\), got",
+    ),
+    "only prefix": (
+        lambda: fnn.InvariantHead(EQUAL, 2, num_prefix_tokens=4)(tokens(4)),
+        r"behind 4 prefix tokens, got 4",
     ),
     "map size": (lambda: fnn.Downsample(EQUAL, EQUAL)(EQUAL.random(1, 4, 5)), r"4 x 5 places is not a multiple of 2"),
 }
@@ -108,10 +131,23 @@ def test_checker_says_what_it_misses() -> None:
         Layout.regular("flap", 4)
 
 
-def test_numbers_that_are_none_fail_the_check() -> None:
-    class Nan(fnn.Module):
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_fail_the_check(where: int, value: float) -> None:
+    class Broken(fnn.Module):
         def forward(self, x):
-            return tuple(part * float("nan") for part in x)
+            return tuple(part * value if i == where else part for i, part in enumerate(x))
 
     with pytest.raises(AssertionError, match="relative error inf"):
-        assert_equivariant(Nan(EQUAL, EQUAL), EQUAL.random(2))
+        assert_equivariant(Broken(EQUAL, EQUAL), EQUAL.random(2))
+    assert first_break(verify(Broken(EQUAL, EQUAL), EQUAL.random(2))) is not None
+
+
+def test_images_of_whole_numbers_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"floating-point numbers, got torch\.uint8"):
+        fnn.PatchEmbed(EQUAL)(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+
+
+def test_other_shapes_count_as_infinitely_wrong() -> None:
+    assert relative_error(torch.zeros(2), torch.zeros(3)) == float("inf")
+    assert relative_error((torch.zeros(2),), (torch.zeros(2), torch.zeros(2))) == float("inf")

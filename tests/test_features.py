@@ -404,7 +404,7 @@ def test_small_slips_get_an_answer() -> None:
         layout.parts(())
     with pytest.raises(ValueError, match=r"2 channels, got a tensor of shape \(\)"):
         layout.split(torch.tensor(1.0))
-    with pytest.raises(TypeError, match=r"multiplicities are a tuple, got \[1, 1\]"):
+    with pytest.raises(ValueError, match=r"2 irreps \(even, odd\), got multiplicities \[1, 1\]"):
         Layout(flop, [1, 1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="times inf is not a whole number"):
         layout * float("inf")

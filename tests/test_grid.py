@@ -351,7 +351,7 @@ def test_a_group_without_an_action_is_refused() -> None:
 @pytest.mark.parametrize("group", [rot90, octic], ids=str)
 def test_only_mirrors_have_an_inverse(group: Group) -> None:
     fold = Fold(group, (2, 2), dim=-2)
-    message = rf"the inverse of a fold supports .*\(trivial, flop, flip, rot180, flipflop\), got {group} with E$"
+    message = rf"the inverse of a fold needs a group of mirrors, got {group}$"
     with pytest.raises(ValueError, match=message):
         fold.inverse([component for part in fold(torch.ones(2, 2)) for component in part])
 

@@ -19,6 +19,7 @@ from flopping import nn as fnn
 from flopping.characters import SchurType, regular
 from flopping.groups import GRID_NAMES, Group, Irrep, Symmetry, grid_groups
 from flopping.representations import intertwiners, real_irreps
+from flopping.sums import combine
 from flopping.testing import assert_equivariant, randomize_
 
 GROUPS = list(grid_groups().values())
@@ -73,7 +74,7 @@ def test_there_are_seven_grid_groups_smallest_first() -> None:
     assert [trivial, flop, flip, rot180, flipflop, rot90, octic] == GROUPS
     assert [group.order for group in GROUPS] == [1, 2, 2, 2, 4, 4, 8]
     assert [group.swaps_axes for group in GROUPS] == [False] * 5 + [True] * 2
-    assert [group.is_abelian_real for group in GROUPS] == [True] * 5 + [False] * 2
+    assert [group.signs_only for group in GROUPS] == [True] * 5 + [False] * 2
     assert ", ".join(NAMES) == GRID_NAMES
 
 
@@ -172,7 +173,8 @@ def test_endomorphisms_commute_with_their_irrep(group: Group) -> None:
 def test_fourier_matrix_block_diagonalises_the_regular_representation(group: Group) -> None:
     fourier = group.fourier
     near(fourier @ fourier.T, eye(group.order))
-    assert torch.equal(numbers(group.fourier_rows), fourier)
+    for sums, matrix in ((group.to_irreps, fourier), (group.from_irreps, fourier.T)):
+        near(torch.stack([combine(eye(group.order), row) for row in sums]), matrix)
     blocks = [torch.kron(irrep.tensor, eye(irrep.regular_multiplicity)[None]) for irrep in group.irreps]
     near(fourier @ regular(table_of(group)) @ fourier.T, block_diagonal(blocks))
 
@@ -497,3 +499,14 @@ def test_package_can_be_imported_under_another_default_device() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "cpu"
+
+
+def test_irreps_may_come_in_any_basis() -> None:
+    """The Fourier matrix is orthonormal also where an irrep of complex type is turned by an orthogonal matrix."""
+    abelian = abstract("C3")
+    turn = torch.linalg.qr(torch.randn(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    turned = Irrep("turned", tuple(tuple(map(tuple, m.tolist())) for m in turn @ abelian.irreps[1].tensor @ turn.T))
+    other = Group("turned", abelian.elements, abelian.table, (abelian.irreps[0], turned))
+    near(other.fourier @ other.fourier.T, eye(3))
+    layout = Layout.regular(other, 6)
+    assert_equivariant(fnn.Activation(layout, torch.tanh), layout.random(4, dtype=torch.float64))

@@ -13,9 +13,10 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Attention, Block
 from torch import nn
 
-from flopping import Layout, flipflop, flop, get_group, octic, rot90, rot180, trivial
+from flopping import Group, Layout, flipflop, flop, get_group, octic, rot90, rot180, trivial
 from flopping import nn as fnn
 from flopping.cases import LAYERS, Case, cases, shapes
+from flopping.grid import as_pair
 from flopping.groups import grid_groups
 from flopping.testing import assert_equivariant, equivariance_errors, randomize_, relative_error, run
 
@@ -34,7 +35,7 @@ def test_equivariance(case: Case, dtype: torch.dtype) -> None:
 
 def test_table_holds_every_layer() -> None:
     """A new layer is tested from the moment it is exported."""
-    others = {"Module", "Sequential", "Restrict", "ToRegular"}  # the last two have tests of their own below
+    others = {"Module", "Sequential", "ToRegular"}  # the last gives up the group: a test of its own below
     assert set(LAYERS) | others == set(fnn.__all__)
 
 
@@ -143,9 +144,9 @@ def test_network_gives_the_same_logits(group) -> None:
         fnn.LayerNorm(width),
         fnn.InvariantHead(width, num_classes=7, pool="token"),
     )
-    image = torch.randn(2, 3, *fnn.embed.as_pair(size))
-    assert_equivariant(randomize_(net).train(), image)
-    assert_equivariant(net.double().eval(), image.double())
+    image = torch.randn(2, 3, *as_pair(size, "size"))
+    assert_equivariant(randomize_(net), image)
+    assert_equivariant(net.double(), image.double())
 
 
 @pytest.mark.parametrize("large", GROUPS, ids=str)
@@ -240,7 +241,7 @@ def test_dropout_spares_no_component() -> None:
     assert set(plane.unique().tolist()) == {0.0, 2.0}
 
 
-PLAIN = {"Activation", "Dropout", "DropPath", "AbsToInvariant"}  # layers without parameters
+PLAIN = {"Activation", "Dropout", "DropPath", "AbsToInvariant", "Restrict"}  # layers without parameters
 
 
 @pytest.mark.parametrize("case", [c for c in ALL if c.shape.name == "odd" and c.layer not in PLAIN], ids=str)
@@ -288,7 +289,7 @@ def test_any_patches(group, h: int, w: int, p: int, q: int, chans: int) -> None:
 
 
 @given(
-    group=st.sampled_from([g for g in GROUPS if g.is_abelian_real]), h=st.integers(1, 5), w=st.integers(1, 5),
+    group=st.sampled_from([g for g in GROUPS if g.signs_only]), h=st.integers(1, 5), w=st.integers(1, 5),
     kernel=st.sampled_from([3, 5]), factor=st.integers(1, 3), copies=st.integers(1, 5), extra=st.integers(0, 2),
 )  # fmt: skip
 def test_any_maps(group, h: int, w: int, kernel: int, factor: int, copies: int, extra: int) -> None:
@@ -302,7 +303,8 @@ def test_any_maps(group, h: int, w: int, kernel: int, factor: int, copies: int, 
 def test_trivial_group_is_the_ordinary_network() -> None:
     """timm's block with timm's weights, key by key."""
     layout = Layout.regular(trivial, 32)
-    ours, theirs = fnn.TransformerBlock(layout, 4), randomize_(Block(32, 4, qkv_bias=True, init_values=1.0))
+    ours = fnn.TransformerBlock(layout, 4, qkv_bias=True, init_values=1.0)
+    theirs = randomize_(Block(32, 4, qkv_bias=True, init_values=1.0))
     renamed = {}
     for name, value in theirs.state_dict().items():
         stem, leaf = name.rsplit(".", 1)
@@ -334,3 +336,140 @@ def test_design_example(group) -> None:
         for element, name in enumerate(octic.elements)
     }
     assert {name for name, error in errors.items() if error < 1e-5} == set(get_group(group).elements)
+
+
+def test_checker_leaves_the_module_alone() -> None:
+    """It runs in eval mode, where dropped tokens don't matter, and puts the mode of every layer back."""
+    layout = Layout.regular(flop, 8)
+    block = randomize_(fnn.TransformerBlock(layout, 2, proj_drop=0.5, attn_drop=0.5, drop_path=0.5))
+    block.mlp.eval()
+    assert_equivariant(block, layout.random(2, 6), grid=(2, 3))
+    assert block.training
+    assert block.attn.training
+    assert not block.mlp.training
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+def test_drops_in_training_follow_the_action_on_channels(group) -> None:
+    """With the same random numbers; places are not moved, because masks don't move with them."""
+    layout = Layout.regular(group, 4 * group.order)
+    x = layout.random(6, 5, dtype=torch.float64)
+    for layer in (fnn.Dropout(layout, 0.4), fnn.DropPath(layout, 0.4)):
+        for element in range(group.order):
+            results = []
+            for value in (x, layout.act(element, x)):
+                torch.manual_seed(3)
+                results.append(layer(value))
+            assert relative_error(results[1], layout.act(element, results[0])) < 1e-12
+            assert any((part == 0).any() for part in results[0])
+
+
+@pytest.mark.parametrize("asked", [flop, flipflop, octic], ids=str)
+def test_another_group_than_the_layouts(asked) -> None:
+    """A subgroup may be checked on its own; an element that can't act on the feature is named."""
+    layout = Layout.regular(octic, 16)
+    layer = randomize_(fnn.Linear(layout, layout))
+    assert set(equivariance_errors(layer, layout.random(3), group=asked)) == set(asked.elements[1:])
+    assert_equivariant(layer, layout.random(3), group=asked)
+    small = Layout.regular(flop, 16)
+    with pytest.raises(ValueError, match=r"rot90 of octic has no action on Layout\(flop"):
+        assert_equivariant(fnn.LayerNorm(small), small.random(3), group=octic)
+
+
+def test_every_parameter_of_a_network_gets_a_gradient() -> None:
+    """Also of the last norm, whose odd channels nobody would read: it gives even ones only."""
+    width = Layout.regular(flop, 16)
+    norm = fnn.LayerNorm(width, invariant_only=True)
+    net = fnn.Sequential(
+        fnn.PatchEmbed(width, 8, 4),
+        fnn.PosEmbed(width, 2),
+        fnn.ClassToken(width),
+        fnn.TransformerBlock(width, 2, qkv_bias=True, init_values=0.1),
+        norm,
+        fnn.InvariantHead(norm.out_layout, 3),
+    )
+    net(torch.randn(2, 3, 8, 8)).square().sum().backward()
+    assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
+    both = randomize_(fnn.LayerNorm(width))
+    norm.load_state_dict({name: value for name, value in both.state_dict().items() if "odd" not in name})
+    x = width.random(2, 5)
+    torch.testing.assert_close(norm(x)[0], both(x)[0])
+    assert norm(x)[1].shape == (2, 5, 0)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+def test_linear_starts_with_the_same_spread_in_every_part(group) -> None:
+    """As an ordinary layer does for the width of the block: 1/sqrt(3) of the input's."""
+    layout = Layout.regular(group, 64 * group.order)
+    torch.manual_seed(0)
+    out = fnn.Linear(layout, layout, bias=False)(layout.random(200))
+    assert [part.std().item() for part in out] == pytest.approx([3**-0.5] * len(out), rel=0.1)
+
+
+@pytest.mark.parametrize("case", [c for c in ALL if c.shape.name == "odd" and c.layer not in PLAIN], ids=str)
+def test_parameters_can_be_started_again(case: Case) -> None:
+    """`reset_parameters` fills what `to_empty` left open, in every layer that owns parameters."""
+    module, _ = case.make()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(float("nan"))
+    for layer in module.modules():
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+    assert all(p.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("mean", "std"), [(0, 1), (30, 1), (0, 300)])
+def test_layer_norm_in_half_precision(dtype: torch.dtype, mean: float, std: float) -> None:
+    """Statistics don't overflow and lose no more than the ordinary layer's."""
+    layout = Layout.regular(flop, 384)
+    layer = fnn.LayerNorm(layout)
+    x = tuple(((part * std) + mean).to(dtype) for part in layout.random(20))
+    exact = fnn.LayerNorm(layout).double()(tuple(part.double() for part in x))
+    layer.to(dtype)
+    for compiling in (False, True):
+        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+            error = relative_error(layer(x), exact)
+        ordinary = torch.nn.LayerNorm(384, 1e-6, dtype=dtype)(layout.merge(x))
+        allowed = relative_error(ordinary, torch.nn.LayerNorm(384, 1e-6).double()(layout.merge(x).double()))
+        assert error < 4 * max(allowed, torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_positions_interpolate_in_half_precision(dtype: torch.dtype) -> None:
+    embed = randomize_(fnn.PosEmbed(Layout.regular(flop, 8), 4)).requires_grad_(False)
+    exact = embed.table((6, 5))
+    embed.to(dtype)
+    assert relative_error(embed.table((6, 5)), exact) < 2e-2
+    assert not any(p.requires_grad for p in embed.resize_((6, 5)).parameters())
+
+
+def test_parts_keep_one_precision_under_autocast() -> None:
+    layout = Layout.regular(flop, 8)
+    x = tuple(part.bfloat16() for part in layout.random(2, 5))
+    assert {part.dtype for part in fnn.ClassToken(layout)(x)} == {torch.float32}
+
+
+def test_head_without_classes_gives_pooled_features() -> None:
+    layout = Layout.regular(flop, 8)
+    x = layout.random(2, 5)
+    torch.testing.assert_close(fnn.InvariantHead(layout, 0)(x), x[0].mean(1))
+    maps = layout.random(2, 3, 4)
+    torch.testing.assert_close(fnn.InvariantHead(layout, 0)(maps), maps[0].mean((1, 2)))
+
+
+def test_a_mirror_at_the_diagonal() -> None:
+    """A group of one's own with 1-dimensional irreps that swaps rows and columns."""
+    diagonal = Group(
+        "diagonal", ("identity", "transpose"), flop.table, flop.irreps, tuple(octic.symmetries[i] for i in (0, 5))
+    )
+    layout = Layout.regular(diagonal, 8)
+    assert_equivariant(randomize_(fnn.PatchEmbed(layout, patch_size=3).double()), torch.randn(1, 3, 6, 9).double())
+    assert_equivariant(randomize_(fnn.PosEmbed(layout, 3).double()), layout.random(1, 9, dtype=torch.float64))
+    maps = layout.random(1, 4, 6, dtype=torch.float64)
+    assert_equivariant(randomize_(fnn.DepthwiseConv2d(layout, 3).double()), maps)
+    assert_equivariant(randomize_(fnn.Downsample(layout, layout).double()), maps)
+    with pytest.raises(ValueError, match="keeps rows and columns apart, got diagonal"):
+        fnn.TokenMix(layout, 3)

@@ -16,7 +16,7 @@ from flopping.representations import intertwiners
 from flopping.testing import randomize_
 
 GROUPS = [group for group in grid_groups().values() if group.order > 1]
-SIGNED = [group for group in GROUPS if group.is_abelian_real]
+SIGNED = [group for group in GROUPS if group.signs_only]
 
 
 def layouts(group: Group) -> tuple[Layout, Layout]:
@@ -185,7 +185,7 @@ def test_attention(group: Group, shares: int) -> None:
     """Head by head with a written-out softmax; a head's channels are picked from packed ones by index."""
     heads = 2
     layout = layouts(group)[shares] * heads
-    layer = randomize_(fnn.Attention(layout, heads).double())
+    layer = randomize_(fnn.Attention(layout, heads, qkv_bias=True).double())
     channels = layout.split(torch.arange(layout.dim)[None])
     of_head = [torch.cat([part.chunk(heads, -1)[h].flatten() for part in channels]) for h in range(heads)]
     thirds = [
@@ -208,7 +208,7 @@ def test_attention(group: Group, shares: int) -> None:
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 def test_block_and_mlp(group: Group) -> None:
     layout = layouts(group)[1] * 2
-    block = randomize_(fnn.TransformerBlock(layout, 2).double())
+    block = randomize_(fnn.TransformerBlock(layout, 2, qkv_bias=True, init_values=1.0).double())
     basis = regular_basis(layout * 4)
 
     def mlp(x: Tensor) -> Tensor:
@@ -375,11 +375,43 @@ def test_ends(group: Group) -> None:
         lambda x: F.linear(layout.merge(x)[..., :m], *to_invariant.linear.parameters()),
         to_invariant.out_layout.merge,
     )
-    if group.is_abelian_real:
+    if group.signs_only:
         layer = fnn.AbsToInvariant(layout)
-        packed = layout.merge(x)
-        expected = torch.cat([packed[..., :m], packed[..., m:].abs()], -1)
-        torch.testing.assert_close(layer.out_layout.merge(layer(x)), expected)
+
+        def absolute(x: tuple[Tensor, ...]) -> Tensor:
+            packed = layout.merge(x)
+            return torch.cat([packed[..., :m], packed[..., m:].abs()], -1)
+
+        assert_same(layer, x, absolute, layer.out_layout.merge)
+    hybrid, basis = fnn.ToRegular(layout), regular_basis(layout)
+    assert_same(hybrid, x, lambda x: layout.merge(x) @ basis.T, lambda y: y[0])
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+def test_gradients_of_positions(group: Group) -> None:
+    """By finite differences: values are linear in the parameters, for irreps of every dimension and type."""
+    embed = randomize_(fnn.PosEmbed(Layout.regular(group, group.order), 3).double())
+    names = list(embed.weight)
+
+    def table(*weights: Tensor) -> tuple[Tensor, ...]:
+        given = {f"weight.{name}": weight for name, weight in zip(names, weights, strict=True)}
+        zeros = tuple(p.new_zeros(1, *p.shape) for p in embed.table())
+        return torch.func.functional_call(embed, given, (zeros,))
+
+    assert torch.autograd.gradcheck(table, tuple(embed.weight[n].detach().clone().requires_grad_() for n in names))
+
+
+@pytest.mark.parametrize(
+    ("large", "small"), [(octic, flop), (octic, rot90), (flipflop, flop), (rot90, rot180)], ids=str
+)
+def test_restriction_is_an_orthogonal_matrix(large: Group, small: Group) -> None:
+    layout = layouts(large)[1]
+    layer = fnn.Restrict(layout, small)
+    matrix = layer.out_layout.merge(layer(layout.split(torch.eye(layout.dim, dtype=torch.float64))))
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(layout.dim, dtype=torch.float64))
+    assert_same(
+        layer, layout.random(4, dtype=torch.float64), lambda x: layout.merge(x) @ matrix, layer.out_layout.merge
+    )
 
 
 def multiply_adds(module: nn.Module, x: object) -> int:

@@ -2,7 +2,9 @@
 
 import copy
 import io
+import os
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -93,7 +95,7 @@ def test_device_and_dtype_reach_everything(group) -> None:
         fnn.ToInvariant(width, **where),
         fnn.InvariantHead(width, 3, **where),
     ]
-    if group.is_abelian_real:
+    if group.signs_only:
         layers += [
             fnn.DepthwiseConv2d(width, 3, **where),
             fnn.Downsample(width, width, **where),
@@ -119,10 +121,15 @@ def test_built_on_the_meta_device(case: Case) -> None:
     assert relative_error(module.eval()(x), y) == 0
 
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler, none found"
+)
+
+
 def network(group) -> nn.Module:
     """All layers that one compiled graph can hold for a group."""
     width = Layout.regular(group, 4 * group.order)
-    mixers = [fnn.TokenMix(width, 4)] if group.is_abelian_real else []
+    mixers = [fnn.TokenMix(width, 4)] if group.signs_only else []
     return fnn.Sequential(
         fnn.PatchEmbed(width, 16, 4),
         fnn.PosEmbed(width, 4),
@@ -135,6 +142,7 @@ def network(group) -> nn.Module:
     )
 
 
+@needs_compiler
 @pytest.mark.parametrize("group", [flop, octic], ids=str)
 def test_inductor(group) -> None:
     """The real back end, training and inference: same values, same gradients, still equivariant."""
@@ -154,6 +162,7 @@ def test_inductor(group) -> None:
     assert_equivariant(compiled, image, group=group)
 
 
+@needs_compiler
 def test_maps_through_inductor() -> None:
     layout = Layout.regular(flop, 12, extra=4)
     net = randomize_(fnn.Sequential(fnn.DepthwiseConv2d(layout, 3), fnn.Downsample(layout, layout * 2)))
@@ -161,6 +170,38 @@ def test_maps_through_inductor() -> None:
     torch.compiler.reset()
     with torch.no_grad():
         assert relative_error(torch.compile(net, fullgraph=True)(x), net(x)) < 1e-5
+
+
+@pytest.mark.parametrize("group", [flop, octic], ids=str)
+def test_hybrid_hand_off_is_traced_and_copied(group) -> None:
+    """It is in no table of cases, because it gives up the group."""
+    layout = Layout.regular(group, 2 * group.order + 1, extra=1)
+    layer, x = fnn.ToRegular(layout), layout.random(3)
+    y = layer(x)
+    torch.compiler.reset()
+    for other in (
+        torch.compile(layer, fullgraph=True, backend="aot_eager"),
+        torch.export.export(layer, (x,)).module(),
+        torch.fx.symbolic_trace(layer),
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+    ):
+        assert relative_error(other(x), y) < 1e-6
+
+
+def test_a_trace_made_without_gradients_can_be_trained() -> None:
+    layout = Layout.regular(flop, 8)
+    layer = randomize_(fnn.LayerNorm(layout).double())
+    with torch.no_grad():
+        traced = torch.fx.symbolic_trace(layer)
+    gradients = []
+    for function in (layer, traced):
+        x = [
+            part.requires_grad_()
+            for part in layout.random(4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        ]
+        gradients.append(torch.autograd.grad(sum((p**3).sum() for p in function(tuple(x))), x))
+    torch.testing.assert_close(*gradients)
 
 
 def test_layout_is_usable_for_the_first_time_inside_a_compiled_graph() -> None:

@@ -97,6 +97,27 @@ def test_a_group_given_up_is_not_claimed() -> None:
     assert [rows[name].passed for name in "01234"] == [True, True, True, None, None]
 
 
+def test_a_hybrid_is_not_blamed_unless_asked() -> None:
+    """What follows the hand-off claims nothing; asked whether it follows flop, the whole says no."""
+    width = Layout.regular(flop, 16)
+    plain = fnn.ToRegular(width).out_layout
+    net = fnn.Sequential(fnn.PatchEmbed(width, 8, 4), fnn.ToRegular(width), fnn.Mlp(plain), fnn.InvariantHead(plain, 3))
+    rows = verify(randomize_(net), IMAGE)
+    assert first_break(rows) is None
+    assert [row.passed for row in rows if row.name in {"3", "(whole)"}] == [None, None]
+    asked = verify(net, IMAGE, group=flop)
+    assert asked[-1].passed is False
+
+
+def test_features_of_a_larger_group_than_asked() -> None:
+    wide = Layout.regular(octic, 16)
+    net = randomize_(fnn.Sequential(fnn.LayerNorm(wide), fnn.Linear(wide, wide)))
+    assert all(row.passed for row in verify(net, wide.random(2, 5), group=flop))
+    small = Layout.regular(flop, 16)
+    with pytest.raises(ValueError, match=r"rot90 of octic has no action on Layout\(flop"):
+        verify(fnn.LayerNorm(small), small.random(2, 5), group=octic)
+
+
 def test_a_smaller_group_than_asked_for_fails() -> None:
     rows = verify(randomize_(network()), IMAGE, group=octic)
     assert rows[-1].passed is False
@@ -130,9 +151,13 @@ def test_command_shows_a_table_and_names_the_culprit(tmp_path: Path) -> None:
         "def bad():\n"
         "    return nn.Sequential(nn.PatchEmbed(width, 8, 4), Wrong(), nn.InvariantHead(width, 3))\n"
         "ready = good()\n"
+        "maps = nn.Sequential(nn.DepthwiseConv2d(width, 3), nn.Downsample(width, width))\n"
+        "plain = nn.LayerNorm(Layout.regular('trivial', 8))\n"
+        "def crash():\n"
+        "    raise RuntimeError('deep in my code')\n"
         "number = 3\n"
     )
-    for name in ("good", "ready"):
+    for name in ("good", "ready", "maps"):
         result = runner.invoke(app, ["verify", f"{source}:{name}"])
         assert result.exit_code == 0, result.output
         assert "pass" in result.output
@@ -143,6 +168,11 @@ def test_command_shows_a_table_and_names_the_culprit(tmp_path: Path) -> None:
     assert "The first layer that breaks is 1 (Wrong)" in result.output
     result = runner.invoke(app, ["verify", f"{source}:good", "--group", "octic"])
     assert result.exit_code == 1
+    result = runner.invoke(app, ["verify", f"{source}:plain"])
+    assert result.exit_code == 2
+    assert "Nothing to check" in result.output
+    result = runner.invoke(app, ["verify", f"{source}:crash"])
+    assert str(result.exception) == "deep in my code"
     for wrong, message in {
         f"{source}:god": "has no 'god'; it has good",
         f"{source}:number": "is int, not a torch module",
@@ -168,6 +198,8 @@ def test_command_knows_timm_models() -> None:
         (["Linear", "--group", "flap"], "unknown group 'flap'"),
         (["TokenMix", "--group", "octic"], "TokenMix doesn't support octic; it supports flip, flipflop, flop, rot180"),
         (["Linear", "--dtype", "float8"], "float8"),
+        (["Linear", "--img-size", "7"], "are for networks, got the layer 'Linear'"),
+        (["Linear", "--as-is"], "are for networks"),
     ],
 )
 def test_command_refuses(arguments: list[str], message: str) -> None:

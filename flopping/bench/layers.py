@@ -60,7 +60,7 @@ def pairs(width: int = 768, group: Group = flop) -> list[Pair]:
     narrow, wide = tokens(layout), tokens(hidden)
     image = torch.randn(BATCH, 3, IMAGE, IMAGE)
     block = Block(width, width // 64, qkv_bias=True, init_values=1e-4)
-    twin = fnn.TransformerBlock(layout, width // 64)
+    twin = fnn.TransformerBlock(layout, width // 64, qkv_bias=True, init_values=1e-4)
     patch, folded = PatchEmbed(IMAGE, PATCH, 3, width), fnn.PatchEmbed(layout, IMAGE, PATCH)
     norm = nn.LayerNorm(width, eps=1e-6)
     linear, blocks = nn.Linear(width, 4 * width), fnn.Linear(layout, hidden)

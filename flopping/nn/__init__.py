@@ -1,9 +1,10 @@
 """Equivariant layers. A feature goes in and out as a tuple of tensors, one per irrep of the group."""
 
-from flopping.nn.activation import Activation, Dropout, DropPath
+from flopping.nn.activation import Activation
 from flopping.nn.attention import Attention
 from flopping.nn.block import Mlp, TransformerBlock
 from flopping.nn.conv import DepthwiseConv2d, Downsample
+from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.embed import ClassToken, PatchEmbed, PosEmbed
 from flopping.nn.handoff import AbsToInvariant, InvariantHead, Restrict, ToInvariant, ToRegular
 from flopping.nn.linear import Linear

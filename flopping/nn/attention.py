@@ -6,7 +6,7 @@ import torch
 
 from flopping import functional
 from flopping.features import Feature, Layout
-from flopping.nn.activation import Dropout
+from flopping.nn.drop import Dropout, probability
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
 
@@ -23,15 +23,16 @@ class Attention(Module):
     """
 
     in_layout: Layout
+    leading = 2
 
     def __init__(
         self,
         layout: Layout,
         num_heads: int = 8,
-        qkv_bias: bool = True,
+        *,
+        qkv_bias: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -39,13 +40,14 @@ class Attention(Module):
         if num_heads < 1 or any(m % num_heads for m in layout.multiplicities):
             raise ValueError(f"every head needs an equal slice of every part: {num_heads} heads do not divide {layout}")
         self.num_heads = num_heads
-        self.attn_drop = attn_drop
+        self.attn_drop = probability(attn_drop)
         self.qkv = Linear(layout, layout * 3, bias=qkv_bias, device=device, dtype=dtype)
         self.proj = Linear(layout, layout, device=device, dtype=dtype)
         self.proj_drop = Dropout(layout, proj_drop)
 
     def forward(self, x: Feature) -> Feature:
         dropout = self.attn_drop if self.training else 0.0
+        x = self.in_layout.parts(x, "Attention", self.leading)
         mixed = functional.attention(self.qkv(x), self.in_layout, self.num_heads, dropout)
         out: Feature = self.proj_drop(self.proj(mixed))
         return out

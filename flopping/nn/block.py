@@ -9,8 +9,9 @@ from torch import nn
 from flopping import functional
 from flopping.features import Feature, Layout
 from flopping.functional import Pointwise
-from flopping.nn.activation import Activation, Dropout, DropPath
+from flopping.nn.activation import Activation
 from flopping.nn.attention import Attention
+from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
 from flopping.nn.norm import LayerNorm, LayerScale
@@ -30,8 +31,8 @@ class Mlp(Module):
         layout: Layout,
         hidden: Layout | None = None,
         function: Pointwise = F.gelu,
-        drop: float = 0.0,
         *,
+        drop: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -51,7 +52,7 @@ class Mlp(Module):
 class TransformerBlock(Module):
     """Pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))).
 
-    `init_value=None` leaves the layer scales out. With `group=trivial` it is the ordinary block.
+    `init_values=None` leaves the layer scales out. With the trivial group it is timm's `Block`.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)
@@ -60,38 +61,49 @@ class TransformerBlock(Module):
     """
 
     in_layout: Layout
+    leading = 2
 
     def __init__(
         self,
         layout: Layout,
         num_heads: int,
-        mlp_ratio: float = 4.0,
-        qkv_bias: bool = True,
-        init_value: float | None = 1e-4,
-        function: Pointwise = F.gelu,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        drop_path: float = 0.0,
-        eps: float = 1e-6,
         *,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = False,
+        proj_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        init_values: float | None = None,
+        drop_path: float = 0.0,
+        function: Pointwise = F.gelu,
+        eps: float = 1e-6,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(layout, layout)
 
         def scale() -> nn.Module:
-            return nn.Identity() if init_value is None else LayerScale(layout, init_value, device=device, dtype=dtype)
+            if init_values is None:
+                return nn.Identity()
+            return LayerScale(layout, init_values, device=device, dtype=dtype)
 
         self.norm1 = LayerNorm(layout, eps, device=device, dtype=dtype)
-        self.attn = Attention(layout, num_heads, qkv_bias, attn_drop, proj_drop, device=device, dtype=dtype)
+        self.attn = Attention(
+            layout,
+            num_heads,
+            qkv_bias=qkv_bias,
+            attn_drop=attn_drop,
+            proj_drop=proj_drop,
+            device=device,
+            dtype=dtype,
+        )
         self.ls1 = scale()
         self.drop_path1 = DropPath(layout, drop_path)
         self.norm2 = LayerNorm(layout, eps, device=device, dtype=dtype)
-        self.mlp = Mlp(layout, layout * mlp_ratio, function, proj_drop, device=device, dtype=dtype)
+        self.mlp = Mlp(layout, layout * mlp_ratio, function, drop=proj_drop, device=device, dtype=dtype)
         self.ls2 = scale()
         self.drop_path2 = DropPath(layout, drop_path)
 
     def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "TransformerBlock")
+        x = self.in_layout.parts(x, "TransformerBlock", self.leading)
         x = functional.add(x, self.drop_path1(self.ls1(self.attn(self.norm1(x)))))
         return functional.add(x, self.drop_path2(self.ls2(self.mlp(self.norm2(x)))))

@@ -17,11 +17,6 @@ from flopping.nn.linear import Linear
 from flopping.nn.module import Module
 
 
-def _check_map(x: Feature, who: str) -> None:
-    if not is_symbolic(x) and x[0].dim() != 4:
-        raise ValueError(f"{who} takes maps (B, H, W, copies), got parts of shape {tuple(x[0].shape)}")
-
-
 class DepthwiseConv2d(Module):
     """One filter per channel; the filter's parity turns the parity of its input into that of its output.
 
@@ -37,6 +32,7 @@ class DepthwiseConv2d(Module):
     """
 
     in_layout: Layout
+    leading = 3
 
     def __init__(
         self,
@@ -51,8 +47,9 @@ class DepthwiseConv2d(Module):
         group = layout.group
         group.require_grid("DepthwiseConv2d")
         group.require_signs("DepthwiseConv2d")
-        if kernel_size < 1 or kernel_size % 2 == 0:
+        if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"a filter that keeps the size has an odd kernel_size, got {kernel_size}")
+        layout.require_regular("DepthwiseConv2d")
         self.kernel_size = kernel_size
         self.shares = self._deal(layout)
         self.filters = nn.ModuleDict(
@@ -69,11 +66,17 @@ class DepthwiseConv2d(Module):
                     raise ValueError(f"kernel_size={kernel_size} is too small for filters {self._pair(i, j)}")
                 if channels:
                     weight = torch.empty(channels, free, device=device, dtype=dtype)
-                    # as nn.Conv2d does for a fan-in of all taps
-                    nn.init.uniform_(weight, -1 / kernel_size, 1 / kernel_size)
                     self.weight[self._pair(i, j)] = nn.Parameter(weight)
         width = layout.multiplicities[0]
-        self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype)) if bias else None
+        self.bias = nn.Parameter(torch.empty(width, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Filters start as those of `nn.Conv2d` with a fan-in of all taps, the bias at zero."""
+        for weight in self.weight.values():
+            nn.init.uniform_(weight, -1 / self.kernel_size, 1 / self.kernel_size)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     @staticmethod
     def _deal(layout: Layout) -> tuple[tuple[int, ...], ...]:
@@ -105,8 +108,7 @@ class DepthwiseConv2d(Module):
         return f"{self.in_layout}, kernel_size={self.kernel_size}"
 
     def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "DepthwiseConv2d")
-        _check_map(x, "DepthwiseConv2d")
+        x = self.in_layout.parts(x, "DepthwiseConv2d", self.leading)
         shares: list[list[Tensor]] = [[] for _ in self.shares]
         for i, row in enumerate(self.shares):
             if not sum(row):
@@ -158,6 +160,7 @@ class Downsample(Module):
 
     in_layout: Layout
     out_layout: Layout
+    leading = 3
 
     def __init__(
         self,
@@ -187,8 +190,7 @@ class Downsample(Module):
         return f"{self.in_layout} -> {self.out_layout}, factor={self.factor}"
 
     def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "Downsample")
-        _check_map(x, "Downsample")
+        x = self.in_layout.parts(x, "Downsample", self.leading)
         if not is_symbolic(x) and (x[0].shape[1] % self.factor or x[0].shape[2] % self.factor):
             raise ValueError(f"a map of {x[0].shape[1]} x {x[0].shape[2]} places is not a multiple of {self.factor}")
         folded = [self._fold(x[i]) for i in range(len(self.sources))]

@@ -11,13 +11,9 @@ from torch import Tensor, nn
 
 from flopping import functional
 from flopping.features import Feature, Layout, is_symbolic
-from flopping.grid import Fold, Grid, Symmetric, basis_of, check_square
+from flopping.grid import Fold, Grid, Symmetric, as_pair, basis_of, check_square
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
-
-
-def as_pair(size: int | Grid) -> Grid:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 class PatchEmbed(Module):
@@ -48,11 +44,10 @@ class PatchEmbed(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(None, layout)
-        self.patch_size = as_pair(patch_size)
+        self.patch_size = as_pair(patch_size, "patch_size")
         check_square(layout.group, self.patch_size, "PatchEmbed")
-        self.img_size = None if img_size is None else as_pair(img_size)
-        if self.img_size is not None:
-            self.grid_size = self.grid_of(self.img_size)
+        self.img_size = None if img_size is None else as_pair(img_size, "img_size")
+        self.grid_size = None if self.img_size is None else self.grid_of(self.img_size)
         self.in_chans = in_chans
         self.flatten = flatten
         self.fold = Fold(layout.group, self.patch_size, dim=-2, device=device)
@@ -72,6 +67,8 @@ class PatchEmbed(Module):
             return
         if image.dim() != 4 or image.shape[1] != self.in_chans:
             raise ValueError(f"PatchEmbed takes images (B, {self.in_chans}, H, W), got shape {tuple(image.shape)}")
+        if not image.is_floating_point():
+            raise TypeError(f"PatchEmbed takes images of floating-point numbers, got {image.dtype}")
         size = (image.shape[2], image.shape[3])
         # a group that swaps rows and columns turns one rectangle into another
         allowed = (self.img_size, self.img_size and self.img_size[::-1] if self.out_layout.group.swaps_axes else None)
@@ -121,6 +118,7 @@ class PosEmbed(Module):
     """
 
     in_layout: Layout
+    leading = 2
 
     def __init__(
         self,
@@ -133,7 +131,7 @@ class PosEmbed(Module):
     ) -> None:
         super().__init__(layout, layout)
         self.std = std
-        self._build(as_pair(grid_size), device, dtype)
+        self._build(as_pair(grid_size, "grid_size"), device, dtype)
 
     def _build(self, grid: Grid, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         group = self.in_layout.group
@@ -144,9 +142,15 @@ class PosEmbed(Module):
         for i, (irrep, m) in enumerate(zip(group.irreps, self.in_layout.multiplicities, strict=True)):
             functions = Symmetric(group, grid, i, device=device, dtype=dtype)
             if m and functions.free:
-                weight = torch.empty(functions.free, m, device=device, dtype=dtype)
-                self.weight[irrep.name] = nn.Parameter(nn.init.trunc_normal_(weight, std=self.std))
+                self.weight[irrep.name] = nn.Parameter(torch.empty(functions.free, m, device=device, dtype=dtype))
                 self.functions[irrep.name] = functions
+        if not self.weight:
+            raise ValueError(f"PosEmbed: on the grid {grid} there is no position for {self.in_layout}")
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in self.weight.values():
+            nn.init.trunc_normal_(weight, std=self.std)
 
     def extra_repr(self) -> str:
         return f"{self.in_layout}, grid_size={self.grid_size}"
@@ -170,16 +174,19 @@ class PosEmbed(Module):
         if not part.shape[-1]:
             return part.new_zeros(prod(grid), *part.shape[1:])
         image = part.flatten(1).T.unflatten(1, self.grid_size)[None]  # 1, channels, h, w
-        image = F.interpolate(image, grid, mode="bicubic", antialias=True, align_corners=False)
+        exact = image.to(torch.promote_types(image.dtype, torch.float32))  # half precision has no such kernel
+        image = F.interpolate(exact, grid, mode="bicubic", antialias=True, align_corners=False)
         resized: Tensor = image[0].flatten(1).T.unflatten(1, part.shape[1:])
-        return resized
+        return resized.to(part.dtype)
 
     @torch.no_grad()
     def resize_(self, grid_size: int | Grid) -> PosEmbed:
         """Store positions for another grid, interpolated from the present ones; parameters are replaced."""
-        table = self.table(as_pair(grid_size))
+        grid = as_pair(grid_size, "grid_size")
+        table = self.table(grid)
         like = next(iter(self.weight.values()))
-        self._build(as_pair(grid_size), like.device, like.dtype)
+        self._build(grid, like.device, like.dtype)
+        self.weight.requires_grad_(like.requires_grad)
         for i, irrep in enumerate(self.in_layout.group.irreps):
             if irrep.name in self.weight:
                 functions = cast(Symmetric, self.functions[irrep.name])
@@ -191,7 +198,7 @@ class PosEmbed(Module):
 
     def at(self, x: Feature, grid_size: Grid) -> Feature:
         """Tokens that lie on any grid."""
-        x = self.in_layout.parts(x, "PosEmbed")
+        x = self.in_layout.parts(x, "PosEmbed", self.leading)
         if not is_symbolic(x) and x[0].shape[1] != prod(grid_size):
             raise ValueError(f"PosEmbed: grid {grid_size} has {prod(grid_size)} places, got {x[0].shape[1]} tokens")
         return functional.add(x, self.table(grid_size))
@@ -208,6 +215,7 @@ class ClassToken(Module):
     """
 
     in_layout: Layout
+    leading = 2
 
     def __init__(
         self,
@@ -218,11 +226,16 @@ class ClassToken(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(layout, layout)
-        token = torch.empty(layout.multiplicities[0], device=device, dtype=dtype)
-        self.token = nn.Parameter(nn.init.trunc_normal_(token, std=std))
+        self.std = std
+        self.token = nn.Parameter(torch.empty(layout.multiplicities[0], device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.token, std=self.std)
 
     def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "ClassToken")
-        zeros = [torch.zeros_like(part.narrow(1, 0, 1)) for part in x]
+        x = self.in_layout.parts(x, "ClassToken", self.leading)
+        # in the token's precision, so that under autocast all parts are promoted alike
+        zeros = [torch.zeros_like(part.narrow(1, 0, 1), dtype=self.token.dtype) for part in x]
         first = [zeros[0] + self.token, *zeros[1:]]
         return tuple(torch.cat(pair, 1) for pair in zip(first, x, strict=True))

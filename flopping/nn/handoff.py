@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Feature, Layout
-from flopping.functional import combine
+from flopping.features import Feature, Layout, is_symbolic
 from flopping.groups import Group, get_group, trivial
+from flopping.nn.drop import probability
 from flopping.nn.module import Module
+from flopping.sums import combination, combine
 
 
 class ToRegular(Module):
@@ -33,8 +34,8 @@ class ToRegular(Module):
     in_layout: Layout
 
     def __init__(self, layout: Layout) -> None:
+        layout.require_regular("ToRegular")
         super().__init__(layout, Layout.regular(trivial, layout.dim))
-        layout._regular_shares()
 
     def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
         """It gives up the group on purpose."""
@@ -118,6 +119,8 @@ class Restrict(Module):
         ]
         super().__init__(layout, Layout(subgroup, tuple(found)))
         self.sub_dims = tuple(irrep.dim for irrep in subgroup.irreps)
+        # coordinates (irrep, component, copy) of the subgroup, as sums over the components
+        self.columns = [[combination(column) for column in zip(*basis, strict=True)] for _, basis in self.pieces]
 
     def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
         """The restriction was found, so it is a subgroup."""
@@ -125,10 +128,10 @@ class Restrict(Module):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Restrict")
         copies: list[list[list[Tensor]]] = [[[] for _ in range(d)] for d in self.sub_dims]  # [irrep][component]
-        for i, (multiplicities, basis) in enumerate(self.pieces):
+        for i, (multiplicities, _) in enumerate(self.pieces):
             d = self.in_layout.irrep_dims[i]
             terms = [x[i]] if d == 1 else [x[i].select(-2, a) for a in range(d)]
-            columns = iter(zip(*basis, strict=True))  # coordinates (irrep, component, copy) of the subgroup
+            columns = iter(self.columns[i])
             for j, r in enumerate(multiplicities):
                 for b in range(self.sub_dims[j] if r else 0):
                     copies[j][b] += [combine(terms, next(columns)) for _ in range(r)]
@@ -143,7 +146,7 @@ class InvariantHead(Module):
     """One ordinary linear layer on the pooled trivial irrep: logits that the group doesn't change.
 
     `pool` is "avg" (mean over all places behind `num_prefix_tokens`), "token" (the first one) or None for a
-    feature that has been pooled.
+    feature that has been pooled. `num_classes=0` gives the pooled features themselves.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -158,29 +161,45 @@ class InvariantHead(Module):
         layout: Layout,
         num_classes: int,
         pool: Literal["avg", "token"] | None = "avg",
-        num_prefix_tokens: int = 0,
-        bias: bool = True,
         *,
+        num_prefix_tokens: int = 0,
+        drop: float = 0.0,
+        bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(layout, None)
+        width = layout.multiplicities[0]
         if pool not in ("avg", "token", None):
             raise ValueError(f"pool is 'avg', 'token' or None, got {pool!r}")
-        if not layout.multiplicities[0]:
+        if not width:
             raise ValueError(f"a head needs {layout.group.irreps[0].name} channels, got {layout}")
-        if num_prefix_tokens and pool != "avg":
+        if num_prefix_tokens < 0 or (num_prefix_tokens and pool != "avg"):
             raise ValueError(f"num_prefix_tokens belongs to pool='avg', got {num_prefix_tokens} with pool={pool!r}")
+        if num_classes < 0:
+            raise ValueError(f"num_classes is at least 0, got {num_classes}")
         self.pool = pool
         self.num_prefix_tokens = num_prefix_tokens
-        self.linear = nn.Linear(layout.multiplicities[0], num_classes, bias=bias, device=device, dtype=dtype)
+        self.drop = nn.Dropout(probability(drop))
+        self.linear = (
+            nn.Linear(width, num_classes, bias=bias, device=device, dtype=dtype) if num_classes else nn.Identity()
+        )
 
     def forward(self, x: Feature) -> Tensor:
-        x = self.in_layout.parts(x, "InvariantHead")
-        even = x[0]
+        even = self.in_layout.parts(x, "InvariantHead")[0]
+        if not is_symbolic(even) and self.pool is not None:
+            self._check(even)
         if self.pool == "avg":
             even = even.flatten(1, -2)[:, self.num_prefix_tokens :].mean(1)
         elif self.pool == "token":
             even = even[:, 0]
-        logits: Tensor = self.linear(even)
+        logits: Tensor = self.linear(self.drop(even))
         return logits
+
+    def _check(self, even: Tensor) -> None:
+        maps = self.pool == "avg" and not self.num_prefix_tokens
+        if even.dim() != 3 and not (even.dim() == 4 and maps):
+            kinds = "tokens (B, N) or maps (B, H, W)" if maps else "tokens (B, N)"
+            raise ValueError(f"InvariantHead with pool={self.pool!r} takes {kinds}, got {tuple(even.shape)}")
+        if even.shape[1] <= self.num_prefix_tokens:
+            raise ValueError(f"no token is left behind {self.num_prefix_tokens} prefix tokens, got {even.shape[1]}")

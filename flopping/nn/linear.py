@@ -7,8 +7,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping.features import Feature, Layout
-from flopping.functional import combine
 from flopping.nn.module import Module
+from flopping.sums import combination, combine
+
+
+class _Stacked(nn.Linear):
+    """The maps of an irrep of complex or quaternionic type, stacked; their outputs are turned and added."""
+
+    def __init__(
+        self, m_in: int, m_out: int, degree: int, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        self.degree = degree
+        super().__init__(m_in, degree * m_out, bias=False, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        with torch.no_grad():
+            self.weight /= self.degree**0.5  # the sum starts like one map
 
 
 class Linear(Module):
@@ -40,13 +55,23 @@ class Linear(Module):
         irreps = in_layout.group.irreps
         self.names = tuple(irrep.name for irrep in irreps)
         self.degrees = tuple(irrep.type.degree for irrep in irreps)
+        # component a of A + B J, as a sum over (endomorphism, component)
+        self.turns = tuple(
+            tuple(combination([e[a][b] for e in i.endomorphism_rows for b in range(i.dim)]) for a in range(i.dim))
+            for i in irreps
+        )
         for i, (irrep, m_in, m_out) in enumerate(
             zip(irreps, in_layout.multiplicities, out_layout.multiplicities, strict=True)
         ):
             if m_in and m_out:
-                width = irrep.type.degree * m_out
-                block = nn.Linear(m_in, width, bias=bias and i == 0, device=device, dtype=dtype)
+                degree = irrep.type.degree
+                if degree == 1:
+                    block = nn.Linear(m_in, m_out, bias=bias and i == 0, device=device, dtype=dtype)
+                else:
+                    block = _Stacked(m_in, m_out, degree, device, dtype)
                 self.add_module(irrep.name, block)
+        if not self._modules:
+            raise ValueError(f"no irrep in common: {in_layout} -> {out_layout}")
         if bias and not hasattr(self, self.names[0]):
             raise ValueError(f"a bias needs {self.names[0]} channels on both sides, got {in_layout} -> {out_layout}")
 
@@ -65,12 +90,10 @@ class Linear(Module):
 
     def _turn(self, i: int, stacked: Tensor) -> Tensor:
         """Sum of the stacked maps `(..., d, degree * m)`, each turned by its endomorphism."""
-        endomorphisms = self.in_layout.group.irreps[i].endomorphism_rows
-        blocks = stacked.unflatten(-1, (len(endomorphisms), -1))
-        d = self.in_layout.irrep_dims[i]
-        terms = [blocks.select(-3, a).select(-2, k) for k in range(len(endomorphisms)) for a in range(d)]
-        rows = [[e[a][b] for e in endomorphisms for b in range(d)] for a in range(d)]
-        return torch.stack([combine(terms, row) for row in rows], -2)
+        degree, d = self.degrees[i], self.in_layout.irrep_dims[i]
+        blocks = stacked.unflatten(-1, (degree, -1))
+        terms = [blocks.select(-3, a).select(-2, k) for k in range(degree) for a in range(d)]
+        return torch.stack([combine(terms, row) for row in self.turns[i]], -2)
 
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:

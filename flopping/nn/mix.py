@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flopping.features import Feature, Layout, is_symbolic
-from flopping.grid import Fold, Grid, basis_of
-from flopping.nn.embed import as_pair
+from flopping.grid import Fold, Grid, as_pair, basis_of
 from flopping.nn.module import Module
 
 
@@ -27,6 +26,7 @@ class TokenMix(Module):
     """
 
     in_layout: Layout
+    leading = 2
 
     def __init__(
         self,
@@ -41,28 +41,36 @@ class TokenMix(Module):
         group = layout.group
         group.require_grid("TokenMix")
         group.require_signs("TokenMix")
-        self.grid_size = as_pair(grid_size)
+        if group.swaps_axes:
+            raise ValueError(f"TokenMix needs a group that keeps rows and columns apart, got {group}")
+        self.grid_size = as_pair(grid_size, "grid_size")
         self.fold = Fold(group, self.grid_size, dim=-3, device=device)
         self.names = tuple(irrep.name for irrep in group.irreps)
         self.weight = nn.ParameterDict()
         self.bias = nn.ParameterDict() if bias else None
         for name, places in zip(self.names, self.fold.layout.multiplicities, strict=True):
             if places:
-                linear = nn.Linear(places, places, device=device, dtype=dtype)  # for its start values
-                self.weight[name] = linear.weight
+                self.weight[name] = nn.Parameter(torch.empty(places, places, device=device, dtype=dtype))
                 if self.bias is not None:
-                    self.bias[name] = linear.bias
+                    self.bias[name] = nn.Parameter(torch.empty(places, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `nn.Linear` starts, for the places of each parity."""
+        for name, weight in self.weight.items():
+            bound = 1 / len(weight) ** 0.5
+            nn.init.uniform_(weight, -bound, bound)
+            if self.bias is not None:
+                nn.init.uniform_(self.bias[name], -bound, bound)
 
     def extra_repr(self) -> str:
         return f"{self.in_layout}, grid_size={self.grid_size}"
 
     def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "TokenMix")
-        if not is_symbolic(x) and (x[0].dim() != 3 or x[0].shape[1] != prod(self.grid_size)):
-            raise ValueError(
-                f"TokenMix for the grid {self.grid_size} takes tokens (B, {prod(self.grid_size)}, copies),"
-                f" got parts of shape {tuple(x[0].shape)}"
-            )
+        x = self.in_layout.parts(x, "TokenMix", self.leading)
+        if not is_symbolic(x) and x[0].shape[1] != prod(self.grid_size):
+            places = prod(self.grid_size)
+            raise ValueError(f"TokenMix: grid {self.grid_size} has {places} places, got {x[0].shape[1]} tokens")
         return tuple(self._mix(i, x[i]) if m else x[i] for i, m in enumerate(self.in_layout.multiplicities))
 
     def _mix(self, channel: int, part: Tensor) -> Tensor:

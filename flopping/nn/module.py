@@ -18,8 +18,10 @@ class Module(nn.Module):
 
     in_layout: Layout | None
     out_layout: Layout | None
+    leading: int | None = None
+    """How many axes stand before the channels: 2 for tokens (B, N), 3 for maps (B, H, W), None for any."""
 
-    def __init__(self, in_layout: Layout | None, out_layout: Layout | None) -> None:
+    def __init__(self, in_layout: Layout | None = None, out_layout: Layout | None = None) -> None:
         super().__init__()
         if in_layout is not None and out_layout is not None and in_layout.group != out_layout.group:
             self._check_step_down(in_layout, out_layout)
@@ -34,7 +36,7 @@ class Module(nn.Module):
         return f"{self.in_layout or 'image'} -> {self.out_layout or 'invariant'}"
 
 
-class Sequential(nn.Sequential):
+class Sequential(nn.Sequential, Module):
     """Layers one after another; each must take the layout that the one before gives.
 
     >>> import torch
@@ -50,21 +52,18 @@ class Sequential(nn.Sequential):
     """
 
     def __init__(self, *layers: nn.Module) -> None:
-        super().__init__(*layers)
-        typed = [(i, layer) for i, layer in enumerate(layers) if isinstance(layer, (Module, Sequential))]
-        for (i, before), (j, after) in pairwise(typed):
-            if j == i + 1 and after.in_layout != before.out_layout:
+        nn.Sequential.__init__(self, *layers)
+        children = list(self.children())
+        for i, (before, after) in enumerate(pairwise(children)):
+            if isinstance(before, Module) and isinstance(after, Module) and after.in_layout != before.out_layout:
                 raise ValueError(
-                    f"layer {j} ({type(after).__name__}) takes {after.in_layout or 'images'}, but gets"
+                    f"layer {i + 1} ({type(after).__name__}) takes {after.in_layout or 'images'}, but gets"
                     f" {before.out_layout or 'invariant tensors'} from layer {i}"
                 )
+        typed = [child for child in children if isinstance(child, Module)]
+        self.in_layout = typed[0].in_layout if typed and typed[0] is children[0] else None
+        self.out_layout = typed[-1].out_layout if typed and typed[-1] is children[-1] else None
+        self.leading = next((child.leading for child in typed if child.leading is not None), None)
 
-    @property
-    def in_layout(self) -> Layout | None:
-        first = self[0]
-        return first.in_layout if isinstance(first, (Module, Sequential)) else None
-
-    @property
-    def out_layout(self) -> Layout | None:
-        last = self[-1]
-        return last.out_layout if isinstance(last, (Module, Sequential)) else None
+    def extra_repr(self) -> str:
+        return ""

@@ -11,26 +11,24 @@ from flopping.nn.module import Module
 
 
 class _PerCopy(Module):
-    """A layer that keeps its layout and owns one number per copy of each irrep."""
+    """A layer that owns one number per copy of each irrep of its result."""
 
     in_layout: Layout
     out_layout: Layout
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout, layout)
-        self.names = tuple(irrep.name for irrep, m in zip(layout.group.irreps, layout.multiplicities, strict=True) if m)
+    def __init__(self, layout: Layout, out_layout: Layout | None = None) -> None:
+        super().__init__(layout, out_layout or layout)
+        irreps, counts = layout.group.irreps, self.out_layout.multiplicities
+        self.names = tuple(irrep.name for irrep, m in zip(irreps, counts, strict=True) if m)
 
-    def _per_copy(self, value: float, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.ParameterDict:
-        used = [m for m in self.in_layout.multiplicities if m]
+    def _per_copy(self, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.ParameterDict:
+        used = [m for m in self.out_layout.multiplicities if m]
         return nn.ParameterDict(
-            {
-                name: nn.Parameter(torch.full((m,), value, device=device, dtype=dtype))
-                for name, m in zip(self.names, used, strict=True)
-            }
+            {n: nn.Parameter(torch.empty(m, device=device, dtype=dtype)) for n, m in zip(self.names, used, strict=True)}
         )
 
     def _shift(self, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
-        return nn.Parameter(torch.zeros(self.in_layout.multiplicities[0], device=device, dtype=dtype))
+        return nn.Parameter(torch.empty(self.in_layout.multiplicities[0], device=device, dtype=dtype))
 
     def _scaled(self, x: Feature, weight: nn.ParameterDict) -> list[Tensor]:
         irreps = self.in_layout.group.irreps
@@ -43,11 +41,16 @@ class _PerCopy(Module):
 class LayerNorm(_PerCopy):
     """Mean removed within each part, one joint variance over all parts, scale per copy, shift on even.
 
+    With `invariant_only`, for a norm before a head, the variance is that of all parts, but only the trivial irrep
+    is given: nothing is computed that nobody reads, and every parameter gets a gradient.
+
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
     >>> even, odd = LayerNorm(layout)(layout.random(5))
     >>> bool(torch.allclose((even.var(-1, correction=0) + odd.var(-1, correction=0)) / 2, torch.ones(5), atol=1e-3))
     True
+    >>> LayerNorm(layout, invariant_only=True).out_layout
+    Layout(flop, even=4, odd=0)
     """
 
     def __init__(
@@ -55,17 +58,26 @@ class LayerNorm(_PerCopy):
         layout: Layout,
         eps: float = 1e-6,
         *,
+        invariant_only: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(layout)
+        super().__init__(layout, layout.invariant_part if invariant_only else layout)
         self.eps = eps
-        self.weight = self._per_copy(1.0, device, dtype)
+        self.invariant_only = invariant_only
+        self.weight = self._per_copy(device, dtype)
         self.bias = self._shift(device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in self.weight.values():
+            nn.init.ones_(weight)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "LayerNorm")
-        return functional.layer_norm(x, self.in_layout, [self.weight[n] for n in self.names], self.bias, self.eps)
+        weight = [self.weight[name] for name in self.names]
+        return functional.layer_norm(x, self.in_layout, weight, self.bias, self.eps, self.invariant_only)
 
 
 class Affine(_PerCopy):
@@ -84,8 +96,14 @@ class Affine(_PerCopy):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(layout)
-        self.alpha = self._per_copy(1.0, device, dtype)
+        self.alpha = self._per_copy(device, dtype)
         self.beta = self._shift(device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for alpha in self.alpha.values():
+            nn.init.ones_(alpha)
+        nn.init.zeros_(self.beta)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Affine")
@@ -105,13 +123,19 @@ class LayerScale(_PerCopy):
     def __init__(
         self,
         layout: Layout,
-        init_value: float = 1e-4,
+        init_values: float = 1e-5,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(layout)
-        self.gamma = self._per_copy(init_value, device, dtype)
+        self.init_values = init_values
+        self.gamma = self._per_copy(device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for gamma in self.gamma.values():
+            nn.init.constant_(gamma, self.init_values)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "LayerScale")
