@@ -68,10 +68,10 @@ def pairs(width: int = 768, group: Group = flop) -> list[Pair]:
     return [
         Pair("Linear", linear, blocks, *narrow, {"eager": 1.8, "compiled": 1.8}),
         Pair("Mlp", Mlp(width, 4 * width), fnn.Mlp(layout, hidden), *narrow, {"compiled": 1.7}),
-        Pair("TransformerBlock", block, twin, *narrow, {"compiled": 1.6}),
+        Pair("Block", block, twin, *narrow, {"compiled": 1.6}),
         Pair("PatchEmbed", patch, folded, image, image, {"eager": 1.4, "compiled": 1.4}),
         Pair("LayerNorm", norm, fnn.LayerNorm(layout), *narrow, as_fast),
-        Pair("Activation (GELU)", nn.GELU(), fnn.Activation(hidden), *wide, as_fast),
+        Pair("GELU", nn.GELU(), fnn.Activation(hidden), *wide, as_fast),
     ]
 
 
