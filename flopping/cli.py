@@ -152,15 +152,18 @@ def bench_layers(
     Example: flopping bench-layers --repeats 100
     """
     import torch
+    from rich.progress import Progress
 
+    from flopping.bench.layers import bench_building
     from flopping.bench.layers import bench_layers as run
     from flopping.groups import get_group
 
     torch.set_num_threads(threads)
+    with _refusals(), Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("eager, then compiled", total=2 * repeats)
+        results = [*run(width, get_group(group), repeats=repeats, progress=lambda: bar.advance(task)), bench_building()]
     table = Table("layer", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", "")
     marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
-    with _refusals():
-        results = list(run(width, get_group(group), repeats=repeats))
     for r in results:
         if json:
             typer.echo(json_module.dumps({**asdict(r), "met": r.met}))

@@ -43,6 +43,13 @@ def test_pairs_do_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(result.bar is None and result.met is None and result.speedup > 0 for result in results)
 
 
+def test_building_is_measured_on_both_sides() -> None:
+    result = layers.bench_building(repeats=1)
+    assert (result.name, result.mode, result.bar) == ("Block of ViT-H", "build", 1.0)
+    assert result.ordinary_ms > 0
+    assert result.equivariant_ms > 0
+
+
 def test_a_missed_goal_is_shown_as_missed() -> None:
     assert layers.Result("x", "eager", 1.0, 1.0, 1.7, 1.8).met is False
     assert layers.Result("x", "eager", 1.0, 1.0, 1.9, 1.8).met is True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from flopping import nn as fnn
-from flopping.bench.timing import interleave
+from flopping.bench.timing import Timing, interleave
 from flopping.features import Feature, Layout
 from flopping.groups import Group, flop
 
@@ -87,18 +87,29 @@ def bench_layers(
         table = pairs(width, group)
         functions: dict[str, Callable[[], object]] = {}
         for pair in table:
-            for kind, module, x in (
-                ("ordinary", pair.ordinary, pair.packed),
-                ("equivariant", pair.equivariant, pair.feature),
-            ):
-                functions[f"{pair.name} {kind}"] = _call(module.eval(), x, mode)
+            functions[f"{pair.name} ordinary"] = _call(pair.ordinary.eval(), pair.packed, mode)
+            functions[f"{pair.name} equivariant"] = _call(pair.equivariant.eval(), pair.feature, mode)
         with torch.no_grad():
             timings = interleave(functions, repeats, progress=progress)
         for pair in table:
-            ordinary, equivariant = timings[f"{pair.name} ordinary"], timings[f"{pair.name} equivariant"]
             bar = pair.bars.get(mode) if (width, group) == (768, flop) else None
-            speedup = ordinary.over(equivariant)
-            yield Result(pair.name, mode, ordinary.median * 1e3, equivariant.median * 1e3, speedup, bar)
+            yield _result(pair.name, mode, timings, bar)
+
+
+def bench_building(repeats: int = 10) -> Result:
+    """Time the construction of a block of ViT-H, weights and their start values included."""
+    width, heads = 1280, 16
+    layout = Layout.regular(flop, width)
+    functions = {
+        "Block of ViT-H ordinary": lambda: Block(width, heads, qkv_bias=True, init_values=1e-4),
+        "Block of ViT-H equivariant": lambda: fnn.TransformerBlock(layout, heads, qkv_bias=True, init_values=1e-4),
+    }
+    return _result("Block of ViT-H", "build", interleave(functions, repeats), 1.0)
+
+
+def _result(name: str, mode: str, timings: Mapping[str, Timing], bar: float | None) -> Result:
+    ordinary, equivariant = timings[f"{name} ordinary"], timings[f"{name} equivariant"]
+    return Result(name, mode, ordinary.median * 1e3, equivariant.median * 1e3, ordinary.over(equivariant), bar)
 
 
 def _call(module: nn.Module, x: Tensor | Feature, mode: str) -> Callable[[], object]:
