@@ -208,15 +208,11 @@ class Group:
         indices = list(self.embedding(subgroup))
         found = []
         with torch.device("cpu"):
-            table = torch.tensor(subgroup.table)
+            table, irreps = torch.tensor(subgroup.table), [irrep.real for irrep in subgroup.irreps]
             for irrep in self.irreps:
-                decomposition = representations.decompose(irrep.tensor[indices], table, subgroup.real_irreps)
+                decomposition = representations.decompose(irrep.tensor[indices], table, irreps)
                 found.append((decomposition.multiplicities, as_tuples(decomposition.basis)))
         return tuple(found)
-
-    @property
-    def real_irreps(self) -> tuple[representations.RealIrrep, ...]:
-        return tuple(representations.RealIrrep(i.tensor, i.type, i.endomorphisms) for i in self.irreps)
 
     @classmethod
     def from_matrices(cls, name: str, matrices: Tensor | Sequence[Tensor]) -> Group:

@@ -1,4 +1,4 @@
-"""The value `Irrep`: a real irreducible representation as plain numbers, and what follows from them."""
+"""The value `Irrep`: a named irrep as plain numbers, which hashes, pickles and crosses into compiled code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flopping import representations
 from flopping.characters import SchurType
+from flopping.representations import RealIrrep, endomorphisms, schur_type
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -30,23 +30,30 @@ class Irrep:
 
     name: str
     matrices: tuple[Matrix, ...]
-    tensor: Tensor = field(init=False, compare=False)
-    """All matrices, (|G|, d, d) in float64."""
+    real: RealIrrep = field(init=False, compare=False)
+    """The same for the theory: tensors, type, and what commutes with them."""
     type: SchurType = field(init=False, compare=False)
-    endomorphisms: Tensor = field(init=False, compare=False)
-    """Orthogonal basis of the matrices that commute with the irrep, (1, 2 or 4, d, d), identity first."""
     endomorphism_rows: tuple[Matrix, ...] = field(init=False, compare=False)
-    """The same as plain numbers, for sums that are written out in traced code."""
+    """What commutes with the irrep, identity first, as plain numbers for sums that are written out."""
 
     def __post_init__(self) -> None:
         with torch.device("cpu"):  # a value must not follow the caller's default device
             tensor = torch.tensor(self.matrices, dtype=torch.float64)
-            endomorphisms = representations.endomorphisms(tensor)
+            real = RealIrrep(tensor, schur_type(tensor), endomorphisms(tensor))
         # derived once, here: compiled code can't run the locks of a cached property
-        object.__setattr__(self, "tensor", tensor)
-        object.__setattr__(self, "type", representations.schur_type(tensor))
-        object.__setattr__(self, "endomorphisms", endomorphisms)
-        object.__setattr__(self, "endomorphism_rows", tuple(as_tuples(matrix) for matrix in endomorphisms))
+        object.__setattr__(self, "real", real)
+        object.__setattr__(self, "type", real.type)
+        object.__setattr__(self, "endomorphism_rows", tuple(as_tuples(matrix) for matrix in real.endomorphisms))
+
+    @property
+    def tensor(self) -> Tensor:
+        """All matrices, (|G|, d, d) in float64."""
+        return self.real.matrices
+
+    @property
+    def endomorphisms(self) -> Tensor:
+        """Orthogonal basis of the matrices that commute with the irrep, (1, 2 or 4, d, d), identity first."""
+        return self.real.endomorphisms
 
     def __repr__(self) -> str:
         return f"Irrep({self.name!r}, dim={self.dim}, type={self.type.value})"
