@@ -125,7 +125,8 @@ def equivariance_errors(
 
     `x` is an image `(B, C, H, W)`, a feature, or a packed feature if a layout is given. Layouts, group and
     grid are taken from the module where it declares them. A module that steps down to a subgroup is checked
-    for that subgroup. It runs in eval mode.
+    for that subgroup. It runs in eval mode. Tokens `(B, N)` are moved only if `grid` is given or known from a
+    layer: without it, nothing is said about positions.
 
     >>> from flopping import flop
     >>> from flopping.nn import Linear
@@ -142,6 +143,8 @@ def equivariance_errors(
     out_grid = out_grid or grid
     errors = {}
     y = run(module, x)
+    if out_layout is None and not isinstance(y, Tensor) and (in_layout is not None or isinstance(x, Tensor)):
+        raise TypeError(f"{type(module).__name__} gives a tuple and declares no layout: say out_layout=...")
     for element, name in list(enumerate(checked.elements))[1:]:
         before, after = source.locate(checked, element), target.locate(checked, element)
         if before is None:

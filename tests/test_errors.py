@@ -148,6 +148,18 @@ def test_images_of_whole_numbers_are_refused() -> None:
         fnn.PatchEmbed(EQUAL)(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
 
+def test_a_number_is_not_a_layout() -> None:
+    with pytest.raises(TypeError, match=r"Linear takes a Layout, e\.g\. Layout\.regular\(flop, 64\), got 64"):
+        fnn.Linear(64, 64)
+
+
+def test_an_undeclared_feature_is_not_taken_for_an_invariant() -> None:
+    net = torch.nn.Sequential(fnn.PatchEmbed(EQUAL, 8, 4), fnn.LayerNorm(EQUAL))
+    with pytest.raises(TypeError, match="gives a tuple and declares no layout: say out_layout="):
+        assert_equivariant(net, torch.randn(1, 3, 8, 8))
+    assert_equivariant(net, torch.randn(1, 3, 8, 8), out_layout=EQUAL)
+
+
 def test_other_shapes_count_as_infinitely_wrong() -> None:
     assert relative_error(torch.zeros(2), torch.zeros(3)) == float("inf")
     assert relative_error((torch.zeros(2),), (torch.zeros(2), torch.zeros(2))) == float("inf")

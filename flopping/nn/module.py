@@ -23,6 +23,10 @@ class Module(nn.Module):
 
     def __init__(self, in_layout: Layout | None = None, out_layout: Layout | None = None) -> None:
         super().__init__()
+        for layout in (in_layout, out_layout):
+            if layout is not None and not isinstance(layout, Layout):
+                name = type(self).__name__
+                raise TypeError(f"{name} takes a Layout, e.g. Layout.regular(flop, 64), got {layout!r}")
         if in_layout is not None and out_layout is not None and in_layout.group != out_layout.group:
             self._check_step_down(in_layout, out_layout)
         self.in_layout = in_layout
