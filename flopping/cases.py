@@ -65,6 +65,8 @@ LAYERS: dict[str, tuple[str, bool, Build]] = {
     "DepthwiseConv2d": ("map", True, lambda s: fnn.DepthwiseConv2d(s.layout, kernel_size=5)),
     "Downsample": ("map", True, lambda s: fnn.Downsample(s.layout, s.layout * 2, 2 if s.name == "even" else 3)),
     "TokenMix": ("tokens", True, lambda s: fnn.TokenMix(s.layout, s.grid)),
+    "OrientedBias": ("tokens", True, lambda s: fnn.OrientedBias(s.layout, s.grid)),
+    "Orient": ("tokens", True, lambda s: fnn.Orient(s.layout, s.grid)),
     "ToInvariant": ("tokens", False, lambda s: fnn.ToInvariant(s.layout)),
     "AbsToInvariant": ("tokens", True, lambda s: fnn.AbsToInvariant(s.layout)),
     "Restrict": ("tokens", False, lambda s: fnn.Restrict(s.layout, SUBGROUPS.get(s.group.name, s.group))),

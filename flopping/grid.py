@@ -254,6 +254,24 @@ def _free_values(group: Group, grid: Grid, irrep: int) -> tuple[Tensor, Tensor, 
         return index, coefficient, int(counts.sum())
 
 
+@lru_cache
+def sides_of(group: Group, grid: Grid) -> Tensor:
+    """On which side a place lies, for each irrep of a group with 1-dimensional ones: `(irreps, h * w)` of -1, 0, 1.
+
+    The function that follows the irrep and is 1 on the first place of every orbit; 0 where it can't be.
+
+    >>> from flopping import flop
+    >>> sides_of(flop, (1, 3)).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 0.0, -1.0]]
+    """
+    group.require_signs("sides")
+    fields = []
+    for irrep in range(len(group.irreps)):
+        _, coefficient, _ = _free_values(group, grid, irrep)
+        fields.append(coefficient[:, 0].sum(-1).sign())
+    return torch.stack(fields)
+
+
 def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:
     half = places // 2
     left, right = x.narrow(dim, 0, half), x.narrow(dim, places - half, half).flip(dim)

@@ -11,6 +11,7 @@ from flopping.nn.linear import Linear
 from flopping.nn.mix import TokenMix
 from flopping.nn.module import Module, Sequential
 from flopping.nn.norm import Affine, LayerNorm, LayerScale
+from flopping.nn.orient import Orient, OrientedBias
 
 __all__ = [
     "AbsToInvariant",
@@ -28,6 +29,8 @@ __all__ = [
     "Linear",
     "Mlp",
     "Module",
+    "Orient",
+    "OrientedBias",
     "PatchEmbed",
     "PosEmbed",
     "Restrict",

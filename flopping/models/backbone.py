@@ -1,0 +1,246 @@
+"""What the networks share: the protocol of timm's models around a stem, blocks and a head.
+
+Inside, features are tuples. What leaves is one plain tensor, channels ordered [even | odd].
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers import global_pool_nlc
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from flopping.features import Feature, Layout
+from flopping.grid import Grid
+from flopping.models.schedule import Schedule
+from flopping.nn import Module
+from flopping.nn.drop import probability
+
+Station = list[nn.Module]
+Intermediate = Tensor | tuple[Tensor, Tensor]
+
+
+class Backbone(Module):
+    """A network from images to logits, or to features, that behaves like every model of timm.
+
+    A subclass says how an image is embedded (`embed`), which layers follow, in stations after which features may be
+    taken (`stations`), and how the last feature becomes the tensor that the head reads (`finish`).
+    """
+
+    num_prefix_tokens = 0
+    global_pools: tuple[str, ...]
+    norm: nn.Module
+
+    def __init__(self, num_classes: int, in_chans: int, drop_rate: float, global_pool: str) -> None:
+        super().__init__()
+        if num_classes < 0:
+            raise ValueError(f"num_classes is at least 0, got {num_classes}")
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.drop_rate = probability(drop_rate)
+        self.global_pool = self._checked_pool(global_pool)
+        self.grad_checkpointing = False
+        self.num_features: int
+        self.head_hidden_size: int
+        self.feature_info: list[dict[str, Any]] = []
+        self.layouts: list[Layout] = []  # of the feature after each station
+
+    def extra_repr(self) -> str:
+        return ""
+
+    def _checked_pool(self, global_pool: str) -> str:
+        if global_pool not in self.global_pools:
+            raise ValueError(f"global_pool is one of {self.global_pools}, got {global_pool!r}")
+        return global_pool
+
+    @abstractmethod
+    def embed(self, image: Tensor) -> Feature:
+        """An image `(B, C, H, W)` to the first feature."""
+
+    @property
+    @abstractmethod
+    def stations(self) -> list[Station]:
+        """The layers behind the embedding, grouped by where features may be taken."""
+
+    @abstractmethod
+    def finish(self, x: Feature) -> Tensor:
+        """The last feature to what `forward_features` gives."""
+
+    @abstractmethod
+    def grid_of(self, img_size: Grid) -> Grid:
+        """Height and width of the last feature map."""
+
+    @abstractmethod
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """From the features of `forward_features` to logits, or to what the classifier reads."""
+
+    @abstractmethod
+    def get_classifier(self) -> nn.Module:
+        """The last linear layer."""
+
+    @abstractmethod
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier, for another number of classes; 0 for none."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Forget activations inside blocks in the forward pass and compute them again in the backward pass."""
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters with more than one axis that are no weights of a linear map."""
+        return set()
+
+    def _run(self, station: Station, x: Feature) -> Feature:
+        for layer in station:
+            x = checkpoint(layer, x, use_reentrant=False) if self.grad_checkpointing else layer(x)
+        return x
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Features behind the last block and the final norm, before pooling."""
+        feature = self.embed(x)
+        for station in self.stations:
+            feature = self._run(station, feature)
+        return self.finish(feature)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        return_prefix_tokens: bool = False,
+    ) -> list[Intermediate] | tuple[Tensor, list[Intermediate]]:
+        """Feature maps from within the network, `(B, C, H, W)` or `(B, N, C)` with channels ordered [even | odd].
+
+        The law: the map of a flopped image is the flopped map with its odd channels negated. `indices` are those of
+        `feature_info`, or how many of the last ones. `norm` applies the final norm, which keeps the invariant
+        channels that `forward_features` has.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got {output_fmt!r}")
+        if return_prefix_tokens and not self.num_prefix_tokens:
+            raise ValueError(f"{type(self).__name__} has no prefix tokens to return")
+        stations = self.stations
+        take, last = feature_take_indices(len(stations), indices)
+        if stop_early and not intermediates_only and last + 1 < len(stations):
+            raise ValueError(f"stopping after {last} there are no last features: say intermediates_only=True")
+        feature = self.embed(x)
+        found: list[Intermediate] = []
+        for i, station in enumerate(stations[: last + 1] if stop_early else stations):
+            feature = self._run(station, feature)
+            if i in take:
+                dense = self.finish(feature) if norm else self.layouts[i].merge(feature)
+                found.append(self._public(dense, x, output_fmt, return_prefix_tokens))
+        if intermediates_only:
+            return found
+        return self.finish(feature), found
+
+    def _public(self, x: Tensor, image: Tensor, output_fmt: str, prefix: bool) -> Intermediate:
+        """Packed tokens `(B, N, C)` or maps `(B, H, W, C)` in the format that was asked for."""
+        places = x.flatten(1, -2)[:, self.num_prefix_tokens :]
+        if output_fmt == "NCHW":
+            maps = x if x.dim() == 4 else places.unflatten(1, self.grid_of((image.shape[2], image.shape[3])))
+            places = maps.permute(0, 3, 1, 2).contiguous()
+        return (places, x[:, : self.num_prefix_tokens]) if prefix else places
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what features at the given indices don't need; returns the indices counted from the front."""
+        take, last = feature_take_indices(len(self.stations), indices)
+        self._cut(last + 1)
+        self.layouts = self.layouts[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return list(take)
+
+    @abstractmethod
+    def _cut(self, stations: int) -> None:
+        """Drop all layers behind a number of stations."""
+
+
+class TokenBackbone(Backbone):
+    """A network whose features are tokens `(B, N, ...)` all along: `blocks`, a final norm, a linear head."""
+
+    global_pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "")
+    patch_embed_name: str
+    """The attribute that holds the patch embedding: it differs between timm's models."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        embed_dim: int,
+        num_classes: int,
+        in_chans: int,
+        drop_rate: float,
+        global_pool: str,
+        patch_size: int | Grid,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(num_classes, in_chans, drop_rate, global_pool)
+        self.embed_dim = embed_dim
+        self.layouts = [stretch.layout(embed_dim) for stretch in schedule.stretches]
+        self.handoffs = nn.ModuleDict()
+        for block in schedule.handoffs:
+            self.handoffs[str(block)] = schedule.handoff(block, embed_dim, device=device, dtype=dtype)
+        self.blocks = nn.ModuleList()
+        reduction = patch_size if isinstance(patch_size, int) else max(patch_size)
+        self.feature_info = [
+            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction} for i in range(len(self.layouts))
+        ]
+
+    def _make_head(self, width: int, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.num_features = self.head_hidden_size = width
+        self.head_drop = nn.Dropout(self.drop_rate)
+        self.head = self._linear_head(device, dtype)
+
+    def _linear_head(self, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
+        if not self.num_classes:
+            return nn.Identity()
+        return nn.Linear(self.num_features, self.num_classes, device=device, dtype=dtype)
+
+    @property
+    def stations(self) -> list[Station]:
+        return [
+            [self.handoffs[str(i)], block] if str(i) in self.handoffs else [block]
+            for i, block in enumerate(self.blocks)
+        ]
+
+    def _cut(self, stations: int) -> None:
+        self.blocks = self.blocks[:stations]
+        for block in [key for key in self.handoffs if int(key) >= stations]:
+            del self.handoffs[block]
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How parameters are grouped by depth, for layer-wise learning rates."""
+        blocks = [(r"^blocks\.(\d+)", None), (r"^handoffs\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": rf"^cls_token|^pos_embed|^{self.patch_embed_name}", "blocks": blocks}
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        if global_pool is not None:
+            self.global_pool = self._checked_pool(global_pool)
+        like = next(self.parameters())
+        self.num_classes = num_classes
+        self.head = self._linear_head(like.device, like.dtype).train(self.training)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        pooled = global_pool_nlc(x, self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+        pooled = self.head_drop(pooled)
+        logits: Tensor = pooled if pre_logits else self.head(pooled)
+        return logits

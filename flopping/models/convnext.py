@@ -1,0 +1,274 @@
+"""ConvNeXt, hierarchical and isotropic: depthwise filters, an MLP on channels, folded downsampling between stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from timm.layers import get_act_fn
+from torch import Tensor, nn
+
+from flopping import functional
+from flopping.features import Feature, Layout
+from flopping.functional import Pointwise
+from flopping.grid import Grid, as_pair
+from flopping.groups import Group
+from flopping.models.backbone import Backbone, Station
+from flopping.models.initialise import initialise, linear_
+from flopping.models.schedule import Handoffs, Schedule
+from flopping.models.vision_transformer import layout_eps
+from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, LayerScale, Mlp, Module, PatchEmbed
+
+
+class ConvNeXtBlock(Module):
+    """x + gamma(mlp(norm(depthwise filter(x)))) on maps; `init_values=None` leaves the layer scale out.
+
+    >>> layout = Layout.regular("flop", 8)
+    >>> [tuple(part.shape) for part in ConvNeXtBlock(layout)(layout.random(2, 5, 7))]
+    [(2, 5, 7, 4), (2, 5, 7, 4)]
+    """
+
+    in_layout: Layout
+    leading = 3
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        kernel_size: int = 7,
+        mlp_ratio: float = 4.0,
+        init_values: float | None = 1e-6,
+        drop_path: float = 0.0,
+        eps: float = 1e-6,
+        function: Pointwise = nn.functional.gelu,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, layout)
+        self.conv_dw = DepthwiseConv2d(layout, kernel_size, device=device, dtype=dtype)
+        self.norm = LayerNorm(layout, eps, device=device, dtype=dtype)
+        self.mlp = Mlp(layout, layout * mlp_ratio, function, device=device, dtype=dtype)
+        self.gamma: nn.Module = nn.Identity()
+        if init_values is not None:
+            self.gamma = LayerScale(layout, init_values, device=device, dtype=dtype)
+        self.drop_path = DropPath(layout, drop_path)
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "ConvNeXtBlock", self.leading)
+        return functional.add(x, self.drop_path(self.gamma(self.mlp(self.norm(self.conv_dw(x))))))
+
+
+class Stage(nn.Module):
+    """Blocks of one width, behind a norm and a downsampling if the stage has them, with hand-offs in between."""
+
+    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], handoffs: dict[int, Module]) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.handoffs = nn.ModuleDict({str(i): handoff for i, handoff in handoffs.items()})
+        self.blocks = nn.ModuleList(blocks)
+
+    @property
+    def steps(self) -> list[Station]:
+        """The layers of each block, with what stands before it."""
+        steps: list[Station] = [[block] for block in self.blocks]
+        for i, handoff in self.handoffs.items():
+            steps[int(i)].insert(0, handoff)
+        if not isinstance(self.downsample, nn.Identity):
+            steps[0].insert(0, self.downsample)
+        return steps
+
+    def cut(self, blocks: int) -> None:
+        self.blocks = self.blocks[:blocks]
+        for i in [key for key in self.handoffs if int(key) >= blocks]:
+            del self.handoffs[i]
+
+
+class MapHead(nn.Module):
+    """Mean of the even channels over a map `(B, C, H, W)`, a norm, and a linear layer.
+
+    Without pooling the norm and the linear layer are applied to every place.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_classes: int,
+        pool: bool,
+        drop_rate: float,
+        eps: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.pool = pool
+        self.norm = nn.LayerNorm(width, eps, device=device, dtype=dtype)
+        self.drop = nn.Dropout(drop_rate)
+        self.fc: nn.Module = nn.Identity()
+        self.reset(num_classes, pool, device, dtype)
+
+    def reset(self, num_classes: int, pool: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.pool = pool
+        self.fc = nn.Linear(self.width, num_classes, device=device, dtype=dtype) if num_classes else nn.Identity()
+        self.fc.train(self.training)
+
+    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        even = x.narrow(1, 0, self.width)
+        even = even.mean((2, 3)) if self.pool else even.permute(0, 2, 3, 1)
+        out = self.drop(self.norm(even))
+        logits: Tensor = out if pre_logits else self.fc(out)
+        return logits if self.pool else logits.permute(0, 3, 1, 2)
+
+
+class ConvNeXt(Backbone):
+    """ConvNeXt for groups with 1-dimensional irreps; `group="trivial"` is timm's, with the same weights.
+
+    `depths` and `dims` of one stage make the isotropic form, whose features may be taken behind every block; with
+    several stages they are taken behind each stage. `handoffs` counts blocks through all stages; other arguments as
+    for `VisionTransformer`. `forward_features` is the last map, `(B, C, H, W)` with channels [even | odd]; the head
+    reads the mean of the even ones.
+
+    >>> model = ConvNeXt(depths=(1, 1), dims=(8, 16), patch_size=4, num_classes=10)
+    >>> x = torch.randn(2, 3, 32, 48)
+    >>> bool(torch.allclose(model(x), model(x.flip(-1)), atol=1e-5)), tuple(model.forward_features(x).shape)
+    (True, (2, 16, 4, 6))
+    """
+
+    global_pools = ("avg", "")
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        depths: Sequence[int] = (3, 3, 9, 3),
+        dims: Sequence[int] = (96, 192, 384, 768),
+        patch_size: int | Grid = 4,
+        kernel_size: int = 7,
+        mlp_ratio: float = 4.0,
+        init_values: float | None = 1e-6,
+        stem_norm: bool | None = None,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_eps: float = 1e-6,
+        act_layer: str | Pointwise = "gelu",
+        group: str | Group = "flop",
+        handoffs: Handoffs | None = None,
+        invariant_share: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_classes, in_chans, drop_rate, global_pool)
+        if len(depths) != len(dims) or not depths or min(depths) < 1:
+            raise ValueError(f"every stage has a depth and a width, got depths={depths}, dims={dims}")
+        self.isotropic = len(depths) == 1
+        self.patch_size = as_pair(patch_size, "patch_size")
+        schedule = Schedule(group, sum(depths), handoffs, invariant_share)
+        rates = torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist()  # rising, as ConvNeXt has it
+
+        def norm(layout: Layout) -> LayerNorm:
+            return LayerNorm(layout, layout_eps(norm_eps, layout.multiplicities), device=device, dtype=dtype)
+
+        layout = schedule.first.layout(dims[0])
+        embed = PatchEmbed(layout, None, patch_size, in_chans, flatten=False, device=device, dtype=dtype)
+        self.stem = nn.Sequential(embed)
+        if not self.isotropic if stem_norm is None else stem_norm:
+            self.stem.append(norm(layout))
+        self.stages = nn.ModuleList()
+        for stage, (dim, end) in enumerate(zip(dims, accumulate(depths), strict=True)):
+            start = end - depths[stage]
+            downsample: nn.Module = nn.Identity()
+            if stage:
+                wider = (schedule.stretches[start - 1]).layout(dim)
+                downsample = nn.Sequential(norm(layout), Downsample(layout, wider, device=device, dtype=dtype))
+            blocks = []
+            for b in range(start, end):
+                layout = schedule.stretches[b].layout(dim)
+                blocks.append(
+                    ConvNeXtBlock(
+                        layout,
+                        kernel_size=kernel_size,
+                        mlp_ratio=mlp_ratio,
+                        init_values=init_values,
+                        drop_path=rates[b],
+                        eps=layout_eps(norm_eps, layout.multiplicities),
+                        function=get_act_fn(act_layer),
+                        device=device,
+                        dtype=dtype,
+                    )
+                )
+            within = {
+                b - start: schedule.handoff(b, dim, device=device, dtype=dtype)
+                for b in schedule.handoffs
+                if start <= b < end
+            }
+            self.stages.append(Stage(downsample, blocks, within))
+        self._describe(schedule, dims, depths)
+        self.num_features = layout.dim
+        self.head_hidden_size = layout.multiplicities[0]
+        self.head = MapHead(
+            self.head_hidden_size, num_classes, global_pool == "avg", drop_rate, norm_eps, device, dtype
+        )
+        linear_(embed.proj)
+        initialise(self, stem=embed, head_dim=self.num_features)
+
+    def _describe(self, schedule: Schedule, dims: Sequence[int], depths: Sequence[int]) -> None:
+        """Where features may be taken: behind every block of the isotropic form, else behind every stage."""
+        stretches = schedule.stretches
+        patch = max(self.patch_size)
+        if self.isotropic:
+            self.layouts = [stretch.layout(dims[0]) for stretch in stretches]
+            modules = [(f"stages.0.blocks.{b}", dims[0], patch) for b in range(len(stretches))]
+        else:
+            ends = list(accumulate(depths))
+            self.layouts = [stretches[end - 1].layout(dim) for end, dim in zip(ends, dims, strict=True)]
+            modules = [(f"stages.{s}", dim, patch * 2**s) for s, dim in enumerate(dims)]
+        self.feature_info = [{"module": m, "num_chs": c, "reduction": r} for m, c, r in modules]
+
+    @property
+    def stations(self) -> list[Station]:
+        steps = [cast(Stage, stage).steps for stage in self.stages]
+        return steps[0] if self.isotropic else [[layer for step in stage for layer in step] for stage in steps]
+
+    def _cut(self, stations: int) -> None:
+        if self.isotropic:
+            cast(Stage, self.stages[0]).cut(stations)
+        else:
+            self.stages = self.stages[:stations]
+
+    def grid_of(self, img_size: Grid) -> Grid:
+        factor = 2 ** (len(self.stages) - 1)
+        return img_size[0] // self.patch_size[0] // factor, img_size[1] // self.patch_size[1] // factor
+
+    def embed(self, image: Tensor) -> Feature:
+        out: Feature = self.stem(image)
+        return out
+
+    def finish(self, x: Feature) -> Tensor:
+        return self.layouts[-1].merge(x).permute(0, 3, 1, 2)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How parameters are grouped by depth, for layer-wise learning rates."""
+        if coarse:
+            return {"stem": r"^stem", "blocks": r"^stages\.(\d+)"}
+        blocks = [
+            (r"^stages\.(\d+)\.downsample", (0,)),
+            (r"^stages\.(\d+)\.(?:blocks|handoffs)\.(\d+)", None),
+        ]
+        return {"stem": r"^stem", "blocks": blocks}
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        if global_pool is not None:
+            self.global_pool = self._checked_pool(global_pool)
+        like = next(self.parameters())
+        self.num_classes = num_classes
+        self.head.reset(num_classes, self.global_pool == "avg", like.device, like.dtype)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        out: Tensor = self.head(x, pre_logits)
+        return out

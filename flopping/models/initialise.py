@@ -1,0 +1,60 @@
+"""How the networks start. The law: at construction, features have the spread that those of the ordinary network have.
+
+An ordinary layer with weights of standard deviation s and d inputs gives outputs of variance d s^2. A block of an
+equivariant one has only m of the d inputs, so its weights start at s sqrt(d / m): sqrt 2 times as large for flop.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import torch
+from torch import nn
+
+from flopping import nn as fnn
+
+STD = 0.02
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, *, stem: nn.Module, head_dim: int) -> None:
+    """Weights of linear layers, filters, hand-offs and heads; norms, scales and embeddings start by themselves.
+
+    `stem` is left as its layer starts. `head_dim` is the width that the ordinary network's head reads.
+    """
+    left_alone = set(stem.modules())
+    for name, layer in model.named_modules():
+        if layer in left_alone:
+            continue
+        if isinstance(layer, fnn.Linear):
+            linear_(layer)
+        elif isinstance(layer, fnn.TokenMix):
+            _token_mix_(layer)
+        elif isinstance(layer, fnn.DepthwiseConv2d):
+            for weight in layer.weight.values():
+                nn.init.trunc_normal_(weight, std=STD)
+        elif isinstance(layer, fnn.ToInvariant):
+            # it stands in the main path, where nothing else would make up for a smaller output
+            nn.init.trunc_normal_(layer.linear.weight, std=1 / sqrt(layer.linear.in_features))
+            nn.init.zeros_(layer.linear.bias)
+        elif isinstance(layer, nn.Linear) and name.startswith("head"):
+            nn.init.trunc_normal_(layer.weight, std=STD * sqrt(head_dim / layer.in_features))
+            nn.init.zeros_(layer.bias)
+
+
+def linear_(layer: fnn.Linear, std: float = STD) -> None:
+    """Truncated normals, wider where a block has fewer inputs than the ordinary layer."""
+    for irrep, m in zip(layer.in_layout.group.irreps, layer.in_layout.multiplicities, strict=True):
+        block = getattr(layer, irrep.name, None)
+        if block is not None:
+            nn.init.trunc_normal_(block.weight, std=std * sqrt(layer.in_layout.dim / m / irrep.type.degree))
+            if block.bias is not None:
+                nn.init.zeros_(block.bias)
+
+
+def _token_mix_(layer: fnn.TokenMix) -> None:
+    places = layer.grid_size[0] * layer.grid_size[1]
+    for weight in layer.weight.values():
+        nn.init.trunc_normal_(weight, std=STD * sqrt(places / len(weight)))
+    for bias in (layer.bias or {}).values():
+        nn.init.zeros_(bias)

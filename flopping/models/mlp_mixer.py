@@ -1,0 +1,158 @@
+"""ResMLP: tokens are mixed by one matrix, channels by an MLP, with affine layers in place of norms."""
+
+from __future__ import annotations
+
+import torch
+from timm.layers import get_act_fn
+from torch import Tensor, nn
+
+from flopping import functional
+from flopping.features import Feature, Layout
+from flopping.functional import Pointwise
+from flopping.grid import Grid, as_pair
+from flopping.groups import Group
+from flopping.models.backbone import TokenBackbone
+from flopping.models.initialise import initialise, linear_
+from flopping.models.schedule import Handoffs, Schedule
+from flopping.nn import Affine, DropPath, LayerScale, Mlp, Module, Orient, OrientedBias, PatchEmbed, TokenMix
+
+
+class OrientedMlp(Mlp):
+    """The MLP of a network that knows where its tokens lie: odd channels are shifted too, by the token's side.
+
+    >>> layer = OrientedMlp(Layout.regular("flop", 4), grid_size=(1, 2))
+    >>> [name for name, _ in layer.named_parameters() if "shift" in name]
+    ['shift1.bias.odd', 'shift2.bias.odd']
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        grid_size: Grid,
+        mlp_ratio: float = 4.0,
+        function: Pointwise = nn.functional.gelu,
+        *,
+        drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, layout * mlp_ratio, function, drop=drop, device=device, dtype=dtype)
+        self.shift1 = OrientedBias(self.hidden, grid_size, device=device, dtype=dtype)
+        self.shift2 = OrientedBias(layout, grid_size, device=device, dtype=dtype)
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.drop1(self.act(self.shift1(self.fc1(x))))
+        out: Feature = self.drop2(self.shift2(self.fc2(x)))
+        return out
+
+
+class ResMlpBlock(Module):
+    """x + ls1(mix of tokens(norm1(x))), then x + ls2(mlp of channels(norm2(x))).
+
+    >>> layout = Layout.regular("flop", 8)
+    >>> [tuple(part.shape) for part in ResMlpBlock(layout, grid_size=(2, 2))(layout.random(3, 4))]
+    [(3, 4, 4), (3, 4, 4)]
+    """
+
+    in_layout: Layout
+    leading = 2
+
+    def __init__(
+        self,
+        layout: Layout,
+        grid_size: Grid,
+        *,
+        mlp_ratio: float = 4.0,
+        init_values: float = 1e-4,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        function: Pointwise = nn.functional.gelu,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, layout)
+        self.norm1 = Affine(layout, device=device, dtype=dtype)
+        self.linear_tokens = TokenMix(layout, grid_size, device=device, dtype=dtype)
+        self.ls1 = LayerScale(layout, init_values, device=device, dtype=dtype)
+        self.norm2 = Affine(layout, device=device, dtype=dtype)
+        self.mlp_channels = OrientedMlp(layout, grid_size, mlp_ratio, function, drop=drop, device=device, dtype=dtype)
+        self.ls2 = LayerScale(layout, init_values, device=device, dtype=dtype)
+        self.drop_path = DropPath(layout, drop_path)
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "ResMlpBlock", self.leading)
+        x = functional.add(x, self.drop_path(self.ls1(self.linear_tokens(self.norm1(x)))))
+        return functional.add(x, self.drop_path(self.ls2(self.mlp_channels(self.norm2(x)))))
+
+
+class ResMlp(TokenBackbone):
+    """ResMLP for groups of mirrors; `group="trivial"` is timm's, with the same weights. The image size is fixed.
+
+    Arguments as for `VisionTransformer`. The head reads every token from its own side of the image (`Orient`), so
+    `forward_features` has invariant channels only, in the order of the image's patches.
+
+    >>> model = ResMlp(img_size=32, patch_size=8, embed_dim=16, depth=2, num_classes=10)
+    >>> x = torch.randn(2, 3, 32, 32)
+    >>> bool(torch.allclose(model(x), model(x.flip(-1)), atol=1e-5)), model.num_features
+    (True, 8)
+    """
+
+    global_pools = ("avg", "")
+    patch_embed_name = "stem"
+
+    def __init__(
+        self,
+        img_size: int | Grid = 224,
+        patch_size: int | Grid = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 384,
+        depth: int = 12,
+        mlp_ratio: float = 4.0,
+        init_values: float = 1e-4,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        act_layer: str | Pointwise = "gelu",
+        group: str | Group = "flop",
+        handoffs: Handoffs | None = None,
+        invariant_share: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        schedule = Schedule(group, depth, handoffs, invariant_share)
+        super().__init__(schedule, embed_dim, num_classes, in_chans, drop_rate, global_pool, patch_size, device, dtype)
+        first, last = schedule.first.layout(embed_dim), self.layouts[-1]
+        self.stem = PatchEmbed(first, img_size, patch_size, in_chans, device=device, dtype=dtype)
+        grid = self.grid_of(as_pair(img_size, "img_size"))
+        for layout in self.layouts:
+            self.blocks.append(
+                ResMlpBlock(
+                    layout,
+                    grid,
+                    mlp_ratio=mlp_ratio,
+                    init_values=init_values,
+                    drop=proj_drop_rate,
+                    drop_path=drop_path_rate,
+                    function=get_act_fn(act_layer),
+                    device=device,
+                    dtype=dtype,
+                )
+            )
+        self.orient = Orient(last, grid, device=device, dtype=dtype)
+        self.norm = Affine(last.invariant_part, device=device, dtype=dtype)
+        self._make_head(last.multiplicities[0], device, dtype)
+        linear_(self.stem.proj, std=self.stem.proj.in_layout.dim**-0.5)
+        initialise(self, stem=self.stem, head_dim=embed_dim)
+
+    def grid_of(self, img_size: Grid) -> Grid:
+        return self.stem.grid_of(img_size)
+
+    def embed(self, image: Tensor) -> Feature:
+        out: Feature = self.stem(image)
+        return out
+
+    def finish(self, x: Feature) -> Tensor:
+        even: Tensor = self.norm(self.orient(x))[0]
+        return even

@@ -1,0 +1,96 @@
+"""The group over the depth of a network: which blocks follow which group, and what happens in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from flopping.features import Layout
+from flopping.groups import Group, get_group, grid_groups, trivial
+from flopping.nn import AbsToInvariant, Module, Restrict, ToInvariant, ToRegular
+
+Handoffs = Mapping[int, str] | Mapping[str, str]
+"""Block index -> what happens before it: "hybrid", "invariant", "abs", or the name of a subgroup."""
+
+_KINDS = ("hybrid", "invariant", "abs")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Blocks in a row that share a group and the share of their channels that are invariant beyond the regular ones.
+
+    >>> Stretch(get_group("flop"), 1 / 3).layout(384)
+    Layout(flop, even=256, odd=128)
+    """
+
+    group: Group
+    invariant_share: float = 0.0
+
+    def layout(self, dim: int) -> Layout:
+        return Layout.regular(self.group, dim, extra=round(dim * self.invariant_share))
+
+    def after(self, handoff: str) -> Stretch:
+        """What follows a hand-off."""
+        if handoff == "hybrid":
+            return Stretch(trivial)
+        if handoff in ("invariant", "abs"):
+            return replace(self, invariant_share=1.0)
+        return replace(self, group=get_group(handoff))
+
+
+class Schedule:
+    """The stretches of a network, block by block.
+
+    >>> schedule = Schedule("flop", depth=4, handoffs={2: "hybrid"})
+    >>> [stretch.group.name for stretch in schedule.stretches]
+    ['flop', 'flop', 'trivial', 'trivial']
+    """
+
+    def __init__(
+        self,
+        group: str | Group,
+        depth: int,
+        handoffs: Handoffs | None = None,
+        invariant_share: float = 0.0,
+    ) -> None:
+        if not 0 <= invariant_share <= 1:
+            raise ValueError(f"invariant_share is between 0 and 1, got {invariant_share}")
+        self.handoffs = {_block(key, depth): _kind(kind) for key, kind in (handoffs or {}).items()}
+        self.first = Stretch(get_group(group), invariant_share)
+        stretches = []
+        stretch = self.first
+        for block in range(depth):
+            if block in self.handoffs:
+                stretch = stretch.after(self.handoffs[block])
+            stretches.append(stretch)
+        self.stretches = tuple(stretches)
+
+    def handoff(self, block: int, dim: int, *, device: torch.device | str | None, dtype: torch.dtype | None) -> Module:
+        """The layer that stands before a block of `handoffs`."""
+        kind = self.handoffs[block]
+        layout = (self.stretches[block - 1] if block else self.first).layout(dim)
+        layers: dict[str, Callable[[], Module]] = {
+            "hybrid": lambda: ToRegular(layout),
+            "invariant": lambda: ToInvariant(layout, device=device, dtype=dtype),
+            "abs": lambda: AbsToInvariant(layout),
+        }
+        return layers[kind]() if kind in layers else Restrict(layout, kind)
+
+
+def _block(key: int | str, depth: int) -> int:
+    """A block index; JSON, where configurations are kept, makes strings of them."""
+    try:
+        block = int(key)
+    except ValueError:
+        block = -1
+    if not 0 <= block < depth:
+        raise ValueError(f"a hand-off stands before one of the blocks 0 to {depth - 1}, got {key!r}")
+    return block
+
+
+def _kind(kind: str) -> str:
+    if kind not in _KINDS and kind not in grid_groups():
+        raise ValueError(f"a hand-off is {', '.join(_KINDS)} or a group ({', '.join(grid_groups())}), got {kind!r}")
+    return kind

@@ -1,0 +1,132 @@
+"""Layers that know where the mirror line of an image is: shifts and sums oriented by the side a token lies on.
+
+On the left of the middle line an odd channel means one thing, on the right its opposite. Times the side (+1 or -1)
+it is as good as an even channel. For a group of several mirrors, every irrep has its own pattern of signs.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from flopping.features import Feature, Layout, is_symbolic
+from flopping.grid import Grid, as_pair, sides_of
+from flopping.nn.module import Module
+
+
+class _Oriented(Module):
+    """A layer on tokens that needs the sign of every place, for each irrep."""
+
+    in_layout: Layout
+    leading = 2
+    sides: Tensor
+
+    def __init__(
+        self,
+        layout: Layout,
+        out_layout: Layout,
+        grid_size: int | Grid,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(layout, out_layout)
+        layout.group.require_signs(type(self).__name__)
+        self.grid_size = as_pair(grid_size, "grid_size")
+        shape = (len(layout.multiplicities), prod(self.grid_size), 1)
+        self.register_buffer("sides", torch.empty(shape, device=device, dtype=dtype), persistent=False)
+        self.init_non_persistent_buffers()
+
+    @torch.no_grad()
+    def init_non_persistent_buffers(self) -> None:
+        """Fill in the constants; again after `to_empty`, for a network built on the meta device."""
+        self.sides.copy_(sides_of(self.in_layout.group, self.grid_size)[..., None])
+
+    def extra_repr(self) -> str:
+        return f"{self.in_layout}, grid_size={self.grid_size}"
+
+    def _tokens(self, x: Feature) -> Feature:
+        name = type(self).__name__
+        x = self.in_layout.parts(x, name, self.leading)
+        if not is_symbolic(x) and x[0].shape[1] != prod(self.grid_size):
+            places = prod(self.grid_size)
+            raise ValueError(f"{name}: grid {self.grid_size} has {places} places, got {x[0].shape[1]} tokens")
+        return x
+
+
+class OrientedBias(_Oriented):
+    """A learned shift of every irrep but the trivial one, times the side of the token.
+
+    For flop: odd + b on the left of the middle line, odd - b on the right, odd on the line itself.
+
+    >>> from flopping import flop
+    >>> layer = OrientedBias(Layout(flop, (1, 1)), grid_size=(1, 3))
+    >>> _ = nn.init.constant_(layer.bias["odd"], 7.0)
+    >>> layer((torch.zeros(1, 3, 1), torch.zeros(1, 3, 1)))[1].flatten().tolist()
+    [7.0, 0.0, -7.0]
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        grid_size: int | Grid,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(layout, layout, grid_size, device, dtype)
+        self.names = tuple(irrep.name for irrep in layout.group.irreps)
+        self.bias = nn.ParameterDict()
+        somewhere = sides_of(layout.group, self.grid_size).abs().amax(1).tolist()
+        for name, m, live in list(zip(self.names, layout.multiplicities, somewhere, strict=True))[1:]:
+            if m and live:
+                self.bias[name] = nn.Parameter(torch.empty(m, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for bias in self.bias.values():
+            nn.init.zeros_(bias)
+
+    def forward(self, x: Feature) -> Feature:
+        x = self._tokens(x)
+        return tuple(
+            part + self.sides[i] * self.bias[name] if name in self.bias else part
+            for i, (name, part) in enumerate(zip(self.names, x, strict=True))
+        )
+
+
+class Orient(_Oriented):
+    """Every token seen from its own side: all parts times their signs, summed. The result is invariant.
+
+    For flop: (even + odd)/sqrt 2 on the left, (even - odd)/sqrt 2 on the right. Extra invariant channels stay. So
+    the head of a network may read odd channels too, although the head itself only takes even ones.
+
+    >>> from flopping import flop
+    >>> layer = Orient(Layout(flop, (3, 1)), grid_size=(1, 2))
+    >>> layer.out_layout
+    Layout(flop, even=3, odd=0)
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        grid_size: int | Grid,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        layout.require_regular("Orient")
+        super().__init__(layout, layout.invariant_part, grid_size, device, dtype)
+
+    def forward(self, x: Feature) -> Feature:
+        x = self._tokens(x)
+        copies, extra = self.in_layout.copies, self.in_layout.extra
+        none = [part.narrow(-1, 0, 0) for part in x[1:]]
+        if not copies or self.in_layout.group.order == 1:
+            return x[0], *none
+        total = x[0].narrow(-1, 0, copies)
+        for i, part in enumerate(x[1:], 1):
+            total = total + self.sides[i] * part
+        seen = total * self.in_layout.group.order**-0.5
+        return torch.cat([seen, x[0].narrow(-1, copies, extra)], -1) if extra else seen, *none
