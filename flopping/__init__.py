@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from flopping import nn, testing
+from flopping import models, nn, testing
 from flopping.features import Feature, Layout
 from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
 from flopping.irreps import Irrep
@@ -20,6 +20,7 @@ __all__ = [
     "flipflop",
     "flop",
     "get_group",
+    "models",
     "nn",
     "octic",
     "rot90",

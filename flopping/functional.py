@@ -26,6 +26,15 @@ def add(x: Feature, y: Feature) -> Feature:
     return tuple(a + b for a, b in zip(x, y, strict=True))
 
 
+def invariant_only(x: Feature) -> Feature:
+    """The trivial irrep alone; the other parts stay, without channels.
+
+    >>> [tuple(part.shape) for part in invariant_only((torch.ones(2, 3), torch.ones(2, 4)))]
+    [(2, 3), (2, 0)]
+    """
+    return x[0], *(part.narrow(-1, 0, 0) for part in x[1:])
+
+
 def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor | None]:
     """From irreps to the regular basis: one `(..., copies)` tensor per group element, and the extra channels.
 

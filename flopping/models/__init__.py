@@ -1,7 +1,9 @@
-"""The networks of the paper, as models of timm."""
+"""The networks of the paper, as models of timm. Importing this registers them."""
 
+from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.vision_transformer import VisionTransformer
+from flopping.models.zoo import ZOO, Entry, paper_names, registered_name
 
-__all__ = ["ConvNeXt", "ResMlp", "VisionTransformer"]
+__all__ = ["ZOO", "Backbone", "ConvNeXt", "Entry", "ResMlp", "VisionTransformer", "paper_names", "registered_name"]

@@ -34,6 +34,8 @@ class Backbone(Module):
 
     num_prefix_tokens = 0
     global_pools: tuple[str, ...]
+    timm_renames: tuple[tuple[str, str], ...]
+    """Patterns that turn our parameter names into timm's, beyond leaving out the trivial irrep's name."""
     norm: nn.Module
 
     def __init__(self, num_classes: int, in_chans: int, drop_rate: float, global_pool: str) -> None:
@@ -192,14 +194,15 @@ class TokenBackbone(Backbone):
     ) -> None:
         super().__init__(num_classes, in_chans, drop_rate, global_pool)
         self.embed_dim = embed_dim
-        self.layouts = [stretch.layout(embed_dim) for stretch in schedule.stretches]
+        self.layouts = [schedule.layout_out(i, embed_dim) for i in range(len(schedule.stretches))]
         self.handoffs = nn.ModuleDict()
         for block in schedule.handoffs:
             self.handoffs[str(block)] = schedule.handoff(block, embed_dim, device=device, dtype=dtype)
         self.blocks = nn.ModuleList()
         reduction = patch_size if isinstance(patch_size, int) else max(patch_size)
         self.feature_info = [
-            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction} for i in range(len(self.layouts))
+            {"module": f"blocks.{i}", "num_chs": layout.dim, "reduction": reduction}
+            for i, layout in enumerate(self.layouts)
         ]
 
     def _make_head(self, width: int, device: torch.device | str | None, dtype: torch.dtype | None) -> None:

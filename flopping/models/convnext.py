@@ -19,11 +19,14 @@ from flopping.models.backbone import Backbone, Station
 from flopping.models.initialise import initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.models.vision_transformer import layout_eps
-from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, LayerScale, Mlp, Module, PatchEmbed
+from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, Mlp, Module, PatchEmbed
+from flopping.nn.norm import layer_scale
 
 
 class ConvNeXtBlock(Module):
     """x + gamma(mlp(norm(depthwise filter(x)))) on maps; `init_values=None` leaves the layer scale out.
+
+    `invariant_only` as in a transformer block.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in ConvNeXtBlock(layout)(layout.random(2, 5, 7))]
@@ -43,21 +46,23 @@ class ConvNeXtBlock(Module):
         drop_path: float = 0.0,
         eps: float = 1e-6,
         function: Pointwise = nn.functional.gelu,
+        invariant_only: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(layout, layout)
+        out = layout.invariant_part if invariant_only else layout
+        super().__init__(layout, out)
+        self.invariant_only = invariant_only
         self.conv_dw = DepthwiseConv2d(layout, kernel_size, device=device, dtype=dtype)
         self.norm = LayerNorm(layout, eps, device=device, dtype=dtype)
-        self.mlp = Mlp(layout, layout * mlp_ratio, function, device=device, dtype=dtype)
-        self.gamma: nn.Module = nn.Identity()
-        if init_values is not None:
-            self.gamma = LayerScale(layout, init_values, device=device, dtype=dtype)
-        self.drop_path = DropPath(layout, drop_path)
+        self.mlp = Mlp(layout, layout * mlp_ratio, function, out=out, device=device, dtype=dtype)
+        self.gamma = layer_scale(out, init_values, device=device, dtype=dtype)
+        self.drop_path = DropPath(out, drop_path)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ConvNeXtBlock", self.leading)
-        return functional.add(x, self.drop_path(self.gamma(self.mlp(self.norm(self.conv_dw(x))))))
+        branch = self.drop_path(self.gamma(self.mlp(self.norm(self.conv_dw(x)))))
+        return functional.add(functional.invariant_only(x) if self.invariant_only else x, branch)
 
 
 class Stage(nn.Module):
@@ -137,6 +142,7 @@ class ConvNeXt(Backbone):
     """
 
     global_pools = ("avg", "")
+    timm_renames = ((r"^(stem\.0|.*\.downsample\.1)\.proj\.", r"\1."), (r"\.gamma\.gamma$", ".gamma"))
 
     def __init__(
         self,
@@ -181,11 +187,12 @@ class ConvNeXt(Backbone):
             start = end - depths[stage]
             downsample: nn.Module = nn.Identity()
             if stage:
-                wider = (schedule.stretches[start - 1]).layout(dim)
+                wider = schedule.layout_out(start - 1, dim)
                 downsample = nn.Sequential(norm(layout), Downsample(layout, wider, device=device, dtype=dtype))
             blocks = []
             for b in range(start, end):
-                layout = schedule.stretches[b].layout(dim)
+                layout = schedule.layout_in(b, dim)
+                out = layout if b + 1 == end else schedule.layout_out(b, dim)  # a downsampling reads all parts
                 blocks.append(
                     ConvNeXtBlock(
                         layout,
@@ -195,6 +202,7 @@ class ConvNeXt(Backbone):
                         drop_path=rates[b],
                         eps=layout_eps(norm_eps, layout.multiplicities),
                         function=get_act_fn(act_layer),
+                        invariant_only=out != layout,
                         device=device,
                         dtype=dtype,
                     )
@@ -216,16 +224,17 @@ class ConvNeXt(Backbone):
 
     def _describe(self, schedule: Schedule, dims: Sequence[int], depths: Sequence[int]) -> None:
         """Where features may be taken: behind every block of the isotropic form, else behind every stage."""
-        stretches = schedule.stretches
-        patch = max(self.patch_size)
         if self.isotropic:
-            self.layouts = [stretch.layout(dims[0]) for stretch in stretches]
-            modules = [(f"stages.0.blocks.{b}", dims[0], patch) for b in range(len(stretches))]
+            self.layouts = [schedule.layout_out(b, dims[0]) for b in range(depths[0])]
+            places = [(f"stages.0.blocks.{b}", 1) for b in range(depths[0])]
         else:
             ends = list(accumulate(depths))
-            self.layouts = [stretches[end - 1].layout(dim) for end, dim in zip(ends, dims, strict=True)]
-            modules = [(f"stages.{s}", dim, patch * 2**s) for s, dim in enumerate(dims)]
-        self.feature_info = [{"module": m, "num_chs": c, "reduction": r} for m, c, r in modules]
+            self.layouts = [schedule.layout_in(end - 1, dim) for end, dim in zip(ends, dims, strict=True)]
+            places = [(f"stages.{stage}", 2**stage) for stage in range(len(dims))]
+        self.feature_info = [
+            {"module": name, "num_chs": layout.dim, "reduction": max(self.patch_size) * factor}
+            for (name, factor), layout in zip(places, self.layouts, strict=True)
+        ]
 
     @property
     def stations(self) -> list[Station]:

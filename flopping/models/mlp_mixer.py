@@ -32,13 +32,15 @@ class OrientedMlp(Mlp):
         mlp_ratio: float = 4.0,
         function: Pointwise = nn.functional.gelu,
         *,
+        out: Layout | None = None,
         drop: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(layout, layout * mlp_ratio, function, drop=drop, device=device, dtype=dtype)
+        out = layout if out is None else out
+        super().__init__(layout, layout * mlp_ratio, function, out=out, drop=drop, device=device, dtype=dtype)
         self.shift1 = OrientedBias(self.hidden, grid_size, device=device, dtype=dtype)
-        self.shift2 = OrientedBias(layout, grid_size, device=device, dtype=dtype)
+        self.shift2 = OrientedBias(out, grid_size, device=device, dtype=dtype)
 
     def forward(self, x: Feature) -> Feature:
         x = self.drop1(self.act(self.shift1(self.fc1(x))))
@@ -48,6 +50,8 @@ class OrientedMlp(Mlp):
 
 class ResMlpBlock(Module):
     """x + ls1(mix of tokens(norm1(x))), then x + ls2(mlp of channels(norm2(x))).
+
+    `invariant_only` as in a transformer block.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in ResMlpBlock(layout, grid_size=(2, 2))(layout.random(3, 4))]
@@ -67,22 +71,29 @@ class ResMlpBlock(Module):
         drop: float = 0.0,
         drop_path: float = 0.0,
         function: Pointwise = nn.functional.gelu,
+        invariant_only: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(layout, layout)
+        out = layout.invariant_part if invariant_only else layout
+        super().__init__(layout, out)
+        self.invariant_only = invariant_only
         self.norm1 = Affine(layout, device=device, dtype=dtype)
         self.linear_tokens = TokenMix(layout, grid_size, device=device, dtype=dtype)
         self.ls1 = LayerScale(layout, init_values, device=device, dtype=dtype)
         self.norm2 = Affine(layout, device=device, dtype=dtype)
-        self.mlp_channels = OrientedMlp(layout, grid_size, mlp_ratio, function, drop=drop, device=device, dtype=dtype)
-        self.ls2 = LayerScale(layout, init_values, device=device, dtype=dtype)
-        self.drop_path = DropPath(layout, drop_path)
+        self.mlp_channels = OrientedMlp(
+            layout, grid_size, mlp_ratio, function, out=out, drop=drop, device=device, dtype=dtype
+        )
+        self.ls2 = LayerScale(out, init_values, device=device, dtype=dtype)
+        self.drop_path1 = DropPath(layout, drop_path)
+        self.drop_path2 = DropPath(out, drop_path)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ResMlpBlock", self.leading)
-        x = functional.add(x, self.drop_path(self.ls1(self.linear_tokens(self.norm1(x)))))
-        return functional.add(x, self.drop_path(self.ls2(self.mlp_channels(self.norm2(x)))))
+        x = functional.add(x, self.drop_path1(self.ls1(self.linear_tokens(self.norm1(x)))))
+        branch = self.drop_path2(self.ls2(self.mlp_channels(self.norm2(x))))
+        return functional.add(functional.invariant_only(x) if self.invariant_only else x, branch)
 
 
 class ResMlp(TokenBackbone):
@@ -99,6 +110,7 @@ class ResMlp(TokenBackbone):
 
     global_pools = ("avg", "")
     patch_embed_name = "stem"
+    timm_renames = ((r"\.(ls[12])\.gamma$", r".\1"),)
 
     def __init__(
         self,
@@ -126,7 +138,8 @@ class ResMlp(TokenBackbone):
         first, last = schedule.first.layout(embed_dim), self.layouts[-1]
         self.stem = PatchEmbed(first, img_size, patch_size, in_chans, device=device, dtype=dtype)
         grid = self.grid_of(as_pair(img_size, "img_size"))
-        for layout in self.layouts:
+        for i in range(depth):
+            layout = schedule.layout_in(i, embed_dim)
             self.blocks.append(
                 ResMlpBlock(
                     layout,
@@ -136,6 +149,7 @@ class ResMlp(TokenBackbone):
                     drop=proj_drop_rate,
                     drop_path=drop_path_rate,
                     function=get_act_fn(act_layer),
+                    invariant_only=self.layouts[i] != layout,
                     device=device,
                     dtype=dtype,
                 )

@@ -58,6 +58,8 @@ class Schedule:
         if not 0 <= invariant_share <= 1:
             raise ValueError(f"invariant_share is between 0 and 1, got {invariant_share}")
         self.handoffs = {_block(key, depth): _kind(kind) for key, kind in (handoffs or {}).items()}
+        if self.handoffs.get(0) == "invariant":
+            raise ValueError("an invariant hand-off stands behind one block at least, got one before block 0")
         self.first = Stretch(get_group(group), invariant_share)
         stretches = []
         stretch = self.first
@@ -67,13 +69,22 @@ class Schedule:
             stretches.append(stretch)
         self.stretches = tuple(stretches)
 
+    def layout_in(self, block: int, dim: int) -> Layout:
+        """What a block takes."""
+        return self.stretches[block].layout(dim)
+
+    def layout_out(self, block: int, dim: int) -> Layout:
+        """What a block gives: only the trivial irrep where an invariant hand-off, which drops the rest, follows."""
+        layout = self.layout_in(block, dim)
+        return layout.invariant_part if self.handoffs.get(block + 1) == "invariant" else layout
+
     def handoff(self, block: int, dim: int, *, device: torch.device | str | None, dtype: torch.dtype | None) -> Module:
         """The layer that stands before a block of `handoffs`."""
         kind = self.handoffs[block]
         layout = (self.stretches[block - 1] if block else self.first).layout(dim)
         layers: dict[str, Callable[[], Module]] = {
             "hybrid": lambda: ToRegular(layout),
-            "invariant": lambda: ToInvariant(layout, device=device, dtype=dtype),
+            "invariant": lambda: ToInvariant(layout.invariant_part, dim, device=device, dtype=dtype),
             "abs": lambda: AbsToInvariant(layout),
         }
         return layers[kind]() if kind in layers else Restrict(layout, kind)

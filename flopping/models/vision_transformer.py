@@ -36,6 +36,7 @@ class VisionTransformer(TokenBackbone):
     """
 
     patch_embed_name = "patch_embed"
+    timm_renames = ((r"^pos_embed\.weight$", "pos_embed"), (r"^cls_token\.token$", "cls_token"))
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class VisionTransformer(TokenBackbone):
         self.cls_token: nn.Module = ClassToken(first, device=device, dtype=dtype) if class_token else nn.Identity()
         self.pos_drop = Dropout(first, pos_drop_rate)
         function: Callable[..., Tensor] = get_act_fn(act_layer)
-        for layout in self.layouts:
+        for i in range(depth):
+            layout = schedule.layout_in(i, embed_dim)
             self.blocks.append(
                 TransformerBlock(
                     layout,
@@ -96,6 +98,7 @@ class VisionTransformer(TokenBackbone):
                     drop_path=drop_path_rate,  # the same in every block, as DeiT III has it
                     function=function,
                     eps=layout_eps(norm_eps, layout.multiplicities),
+                    invariant_only=self.layouts[i] != layout,
                     device=device,
                     dtype=dtype,
                 )

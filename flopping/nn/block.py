@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from flopping import functional
 from flopping.features import Feature, Layout
@@ -14,7 +13,7 @@ from flopping.nn.attention import Attention
 from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
-from flopping.nn.norm import LayerNorm, LayerScale
+from flopping.nn.norm import LayerNorm, layer_scale
 
 
 class Mlp(Module):
@@ -32,17 +31,19 @@ class Mlp(Module):
         hidden: Layout | None = None,
         function: Pointwise = F.gelu,
         *,
+        out: Layout | None = None,
         drop: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(layout, layout)
+        out = layout if out is None else out
+        super().__init__(layout, out)
         self.hidden = layout * 4 if hidden is None else hidden
         self.fc1 = Linear(layout, self.hidden, device=device, dtype=dtype)
         self.act = Activation(self.hidden, function)
         self.drop1 = Dropout(self.hidden, drop)
-        self.fc2 = Linear(self.hidden, layout, device=device, dtype=dtype)
-        self.drop2 = Dropout(layout, drop)
+        self.fc2 = Linear(self.hidden, out, device=device, dtype=dtype)
+        self.drop2 = Dropout(out, drop)
 
     def forward(self, x: Feature) -> Feature:
         out: Feature = self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
@@ -52,7 +53,9 @@ class Mlp(Module):
 class TransformerBlock(Module):
     """Pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))).
 
-    `init_values=None` leaves the layer scales out. With the trivial group it is timm's `Block`.
+    `init_values=None` leaves the layer scales out. With `invariant_only`, for a block before an invariant hand-off,
+    the second sum has the trivial irrep only, because nothing reads the rest. With the trivial group the block is
+    timm's `Block`.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)
@@ -76,15 +79,13 @@ class TransformerBlock(Module):
         drop_path: float = 0.0,
         function: Pointwise = F.gelu,
         eps: float = 1e-6,
+        invariant_only: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(layout, layout)
-
-        def scale() -> nn.Module:
-            if init_values is None:
-                return nn.Identity()
-            return LayerScale(layout, init_values, device=device, dtype=dtype)
+        out = layout.invariant_part if invariant_only else layout
+        super().__init__(layout, out)
+        self.invariant_only = invariant_only
 
         self.norm1 = LayerNorm(layout, eps, device=device, dtype=dtype)
         self.attn = Attention(
@@ -96,14 +97,15 @@ class TransformerBlock(Module):
             device=device,
             dtype=dtype,
         )
-        self.ls1 = scale()
+        self.ls1 = layer_scale(layout, init_values, device=device, dtype=dtype)
         self.drop_path1 = DropPath(layout, drop_path)
         self.norm2 = LayerNorm(layout, eps, device=device, dtype=dtype)
-        self.mlp = Mlp(layout, layout * mlp_ratio, function, drop=proj_drop, device=device, dtype=dtype)
-        self.ls2 = scale()
-        self.drop_path2 = DropPath(layout, drop_path)
+        self.mlp = Mlp(layout, layout * mlp_ratio, function, out=out, drop=proj_drop, device=device, dtype=dtype)
+        self.ls2 = layer_scale(out, init_values, device=device, dtype=dtype)
+        self.drop_path2 = DropPath(out, drop_path)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "TransformerBlock", self.leading)
         x = functional.add(x, self.drop_path1(self.ls1(self.attn(self.norm1(x)))))
-        return functional.add(x, self.drop_path2(self.ls2(self.mlp(self.norm2(x)))))
+        branch = self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        return functional.add(functional.invariant_only(x) if self.invariant_only else x, branch)

@@ -74,7 +74,8 @@ class ToInvariant(Module):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ToInvariant")
-        return self.linear(x[0]), *(part.narrow(-1, 0, 0) for part in x[1:])
+        even, *none = functional.invariant_only(x)
+        return self.linear(even), *none
 
 
 class AbsToInvariant(Module):
@@ -94,7 +95,8 @@ class AbsToInvariant(Module):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "AbsToInvariant")
-        return torch.cat([x[0], *(part.abs() for part in x[1:])], -1), *(part.narrow(-1, 0, 0) for part in x[1:])
+        _, *none = functional.invariant_only(x)
+        return torch.cat([x[0], *(part.abs() for part in x[1:])], -1), *none
 
 
 class Restrict(Module):

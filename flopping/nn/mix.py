@@ -48,10 +48,11 @@ class TokenMix(Module):
         self.names = tuple(irrep.name for irrep in group.irreps)
         self.weight = nn.ParameterDict()
         self.bias = nn.ParameterDict() if bias else None
-        for name, places in zip(self.names, self.fold.layout.multiplicities, strict=True):
+        parts = zip(self.names, self.fold.layout.multiplicities, layout.multiplicities, strict=True)
+        for name, places, channels in parts:
             if places:
                 self.weight[name] = nn.Parameter(torch.empty(places, places, device=device, dtype=dtype))
-                if self.bias is not None:
+                if self.bias is not None and channels:
                     self.bias[name] = nn.Parameter(torch.empty(places, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -60,7 +61,7 @@ class TokenMix(Module):
         for name, weight in self.weight.items():
             bound = 1 / len(weight) ** 0.5
             nn.init.uniform_(weight, -bound, bound)
-            if self.bias is not None:
+            if self.bias is not None and name in self.bias:
                 nn.init.uniform_(self.bias[name], -bound, bound)
 
     def extra_repr(self) -> str:
@@ -97,7 +98,7 @@ class TokenMix(Module):
             column = like.new_zeros(prod(self.grid_size))
             if name in self.weight:
                 weight += basis.T @ self.weight[name] @ basis
-                if self.bias is not None:
+                if self.bias is not None and name in self.bias:
                     column = basis.T @ self.bias[name]
             columns.append(column[:, None].expand(-1, m))
         return weight, torch.cat(columns, 1)

@@ -140,3 +140,20 @@ class LayerScale(_PerCopy):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "LayerScale")
         return tuple(self._scaled(x, self.gamma))
+
+
+def layer_scale(
+    layout: Layout,
+    init_values: float | None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Module:
+    """A layer scale, or nothing where its start is None.
+
+    >>> layer_scale(Layout.regular("flop", 4), None)
+    Identity()
+    """
+    if init_values is None:
+        return nn.Identity()
+    return LayerScale(layout, init_values, device=device, dtype=dtype)

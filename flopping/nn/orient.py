@@ -11,6 +11,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from flopping import functional
 from flopping.features import Feature, Layout, is_symbolic
 from flopping.grid import Grid, as_pair, sides_of
 from flopping.nn.module import Module
@@ -122,11 +123,11 @@ class Orient(_Oriented):
     def forward(self, x: Feature) -> Feature:
         x = self._tokens(x)
         copies, extra = self.in_layout.copies, self.in_layout.extra
-        none = [part.narrow(-1, 0, 0) for part in x[1:]]
+        even, *none = functional.invariant_only(x)
         if not copies or self.in_layout.group.order == 1:
-            return x[0], *none
-        total = x[0].narrow(-1, 0, copies)
+            return even, *none
+        total = even.narrow(-1, 0, copies)
         for i, part in enumerate(x[1:], 1):
             total = total + self.sides[i] * part
         seen = total * self.in_layout.group.order**-0.5
-        return torch.cat([seen, x[0].narrow(-1, copies, extra)], -1) if extra else seen, *none
+        return torch.cat([seen, even.narrow(-1, copies, extra)], -1) if extra else seen, *none

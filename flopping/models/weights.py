@@ -1,0 +1,115 @@
+"""Weights from elsewhere: those of timm's networks, of other image sizes, of other numbers of image channels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from flopping.grid import Grid
+from flopping.models.backbone import Backbone
+from flopping.nn import Downsample, PatchEmbed, PosEmbed
+
+StateDict = dict[str, Tensor]
+
+
+def timm_name(key: str, model: Backbone) -> str:
+    """What timm calls a parameter of an ordinary network of ours (`group="trivial"`).
+
+    >>> from flopping.models import VisionTransformer
+    >>> timm_name("blocks.0.attn.qkv.even.weight", VisionTransformer)
+    'blocks.0.attn.qkv.weight'
+    """
+    key = re.sub(r"\.even(_to_even)?(?=\.|$)", "", key)
+    for pattern, replacement in model.timm_renames:
+        key = re.sub(pattern, replacement, key)
+    return key
+
+
+def from_timm(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
+    """timm's weights under our names and in our shapes, for a model with `group="trivial"`."""
+    own = model.state_dict()
+    names = {timm_name(key, model): key for key in own}
+    require_keys(state_dict, names, type(model).__name__)
+    windows = {f"{name}.proj.even.weight" for name, layer in model.named_modules() if isinstance(layer, Downsample)}
+    found = {}
+    for name, key in names.items():
+        value = state_dict[name]
+        if key in windows:
+            value = value.permute(0, 2, 3, 1)  # ours reads a window place by place
+        if value.numel() != own[key].numel():
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, {key} needs {tuple(own[key].shape)}")
+        found[key] = value.reshape(own[key].shape)
+    return found
+
+
+def require_keys(state_dict: Mapping[str, Any], wanted: Mapping[str, Any] | set[str], what: str) -> None:
+    """Refuse weights that lack some of the wanted names, or have others."""
+    missing, extra = sorted(set(wanted) - set(state_dict)), sorted(set(state_dict) - set(wanted))
+    if missing or extra:
+        parts = [
+            f"{label} {len(keys)} keys ({_shortened(keys)})"
+            for label, keys in (("lacks", missing), ("has also", extra))
+            if keys
+        ]
+        raise ValueError(f"these weights don't fit {what}: the file {' and '.join(parts)}")
+
+
+def _shortened(keys: list[str]) -> str:
+    return ", ".join(keys[:4]) + (", ..." if len(keys) > 4 else "")
+
+
+def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
+    """What timm calls on weights before loading them: fit them to the model where that is meant to be possible.
+
+    timm's own weights go into ordinary networks; positions are interpolated to the model's grid; the first layer
+    is fitted to the number of image channels.
+    """
+    if not isinstance(model, Backbone):
+        raise TypeError(f"expected a network of this library, got {type(model).__name__}")
+    own = model.state_dict()
+    if not set(own) & set(state_dict) - {"head.weight", "head.bias"} and model.layouts[0].group.order == 1:
+        state_dict = from_timm(state_dict, model)
+    state_dict = dict(state_dict)
+    for name, layer in model.named_modules():
+        if isinstance(layer, PatchEmbed):
+            _fit_channels(state_dict, f"{name}.proj", layer)
+        elif isinstance(layer, PosEmbed):
+            _fit_positions(state_dict, name, layer)
+    return state_dict
+
+
+def _fit_channels(state_dict: StateDict, name: str, layer: PatchEmbed) -> None:
+    irreps = layer.out_layout.group.irreps
+    for irrep, places in zip(irreps, layer.fold.layout.multiplicities, strict=True):
+        key = f"{name}.{irrep.name}.weight"
+        if key in state_dict and state_dict[key].shape[1] != layer.in_chans * places:
+            weight = state_dict[key].unflatten(1, (-1, places))[..., None]  # out, image channels, places, 1
+            state_dict[key] = adapt_input_conv(layer.in_chans, weight).flatten(1)
+
+
+@torch.no_grad()
+def _fit_positions(state_dict: StateDict, name: str, layer: PosEmbed) -> None:
+    prefix = f"{name}.weight."
+    stored = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+    if not stored or {k: v.shape for k, v in stored.items()} == {k: v.shape for k, v in layer.weight.items()}:
+        return
+    source = PosEmbed(layer.in_layout, _square_grid(stored, layer), dtype=next(iter(stored.values())).dtype)
+    source.load_state_dict({f"weight.{irrep}": value for irrep, value in stored.items()})
+    for irrep, value in source.resize_(layer.grid_size).weight.items():
+        state_dict[prefix + irrep] = value.detach()
+
+
+def _square_grid(stored: Mapping[str, Tensor], layer: PosEmbed) -> Grid:
+    """The grid that positions were stored for; numbers of free values tell a square one."""
+    shapes = {irrep: value.shape for irrep, value in stored.items()}
+    for side in range(1, 129):
+        guess = PosEmbed(layer.in_layout, side, device="meta")
+        if {irrep: value.shape for irrep, value in guess.weight.items()} == shapes:
+            return side, side
+    counts = {irrep: tuple(shape) for irrep, shape in shapes.items()}
+    raise ValueError(f"positions {counts} belong to no square grid; load them at their own size, then set_input_size")
