@@ -168,7 +168,7 @@ def bench_layers(
     import torch
     from rich.progress import Progress
 
-    from flopping.bench.layers import bench_building
+    from flopping.bench.layers import bench_building, caption
     from flopping.bench.layers import bench_layers as run
     from flopping.groups import get_group
 
@@ -176,7 +176,8 @@ def bench_layers(
     with _refusals(), Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("eager, then compiled", total=2 * repeats)
         results = [*run(width, get_group(group), repeats=repeats, progress=lambda: bar.advance(task)), bench_building()]
-    table = Table("layer", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", "")
+    columns = "layer", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", ""
+    table = Table(*columns, caption=caption(width, repeats), caption_justify="left")
     marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
     for r in results:
         if json:
@@ -187,4 +188,4 @@ def bench_layers(
     if not json:
         console = Console()
         console.print(table)
-        console.print(f"Medians of {repeats} interleaved rounds, {threads} threads, torch {torch.__version__}.")
+        console.print(f"{threads} threads, torch {torch.__version__}.")
