@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from flopping.groups import Group
     from flopping.verify import Row
 
 app = typer.Typer(
@@ -78,7 +79,9 @@ def verify(
     group: Annotated[
         str | None, typer.Option(help="Check this group, by default the one the network declares.")
     ] = None,
-    img_size: Annotated[int | None, typer.Option(help="Size of the test image, where the network doesn't say.")] = None,
+    img_size: Annotated[
+        int | None, typer.Option(min=1, help="Size of the test image, where the network doesn't say.")
+    ] = None,
     dtype: Annotated[DType, typer.Option(help="Precision of weights and image.")] = DType.float32,
     tol: Annotated[float | None, typer.Option(help="Largest relative error that passes.")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Keep the weights; else all get random values.")] = False,
@@ -91,9 +94,9 @@ def verify(
     """
     import torch
 
-    from flopping.groups import get_group
-    from flopping.targets import example_input, load
-    from flopping.testing import randomize_
+    from flopping.groups import flop, get_group
+    from flopping.targets import example_input, load, try_size
+    from flopping.testing import group_of, randomize_
     from flopping.verify import first_break, layer_names, verify_layers
     from flopping.verify import verify as run
 
@@ -108,7 +111,11 @@ def verify(
         else:
             model = load(target).to(precision)
             x = example_input(model, img_size, precision)
+            if img_size is not None:
+                try_size(model, x, img_size)
+    checked = chosen
     if model is not None:
+        checked = chosen or group_of(model) or flop
         rows = run(model if as_is else randomize_(model), x, group=chosen, tol=tol)
         if all(row.passed is None for row in rows):
             typer.echo("Nothing to check: no layer claims to follow a group.", err=True)
@@ -120,13 +127,20 @@ def verify(
             typer.echo(json_module.dumps({**asdict(row), "error": error, "passed": row.passed}))
     else:
         deepest = 2 if depth is None else depth
-        _print_rows([row for row in rows if row.depth <= deepest or row is broken], broken, len(rows))
+        caption = f"checked: {_elements(checked)}" if checked else "checked: each group that a layer supports"
+        _print_rows([row for row in rows if row.depth <= deepest or row is broken], broken, len(rows), caption)
     raise typer.Exit(1 if broken else 0)
 
 
-def _print_rows(rows: list[Row], broken: Row | None, total: int) -> None:
+def _elements(group: Group) -> str:
+    """The group and what it does to an image, apart from leaving it alone."""
+    moves = ", ".join(group.elements[1:])
+    return f"the group {group}" if moves == group.name else f"the group {group} ({moves})"
+
+
+def _print_rows(rows: list[Row], broken: Row | None, total: int, caption: str) -> None:
     console = Console()
-    table = Table("layer", "type", "error", "tolerance", "")
+    table = Table("layer", "type", "error", "tolerance", "", caption=caption, caption_justify="left")
     marks = {True: "[green]pass[/green]", False: "[red]FAIL[/red]", None: "no claim"}
     for row in rows:
         error = "" if row.error is None else f"{row.error:.1e}"
@@ -154,7 +168,7 @@ def bench_layers(
     import torch
     from rich.progress import Progress
 
-    from flopping.bench.layers import bench_building
+    from flopping.bench.layers import bench_building, caption
     from flopping.bench.layers import bench_layers as run
     from flopping.groups import get_group
 
@@ -162,7 +176,8 @@ def bench_layers(
     with _refusals(), Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("eager, then compiled", total=2 * repeats)
         results = [*run(width, get_group(group), repeats=repeats, progress=lambda: bar.advance(task)), bench_building()]
-    table = Table("layer", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", "")
+    columns = "layer", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", ""
+    table = Table(*columns, caption=caption(width, repeats), caption_justify="left")
     marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
     for r in results:
         if json:
@@ -173,4 +188,4 @@ def bench_layers(
     if not json:
         console = Console()
         console.print(table)
-        console.print(f"Medians of {repeats} interleaved rounds, {threads} threads, torch {torch.__version__}.")
+        console.print(f"{threads} threads, torch {torch.__version__}.")

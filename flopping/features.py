@@ -76,8 +76,14 @@ class Layout:
     def regular(cls, group: str | Group, dim: int, *, extra: int = 0) -> Layout:
         """`dim` channels: copies of the regular representation, of which `extra` more are invariant."""
         group = get_group(group)
+        try:
+            dim, extra = index(dim), index(extra)
+        except TypeError:
+            raise TypeError(f"numbers of channels are whole numbers, got dim={dim!r}, extra={extra!r}") from None
+        if dim < 1 or not 0 <= extra <= dim:
+            raise ValueError(f"a layout needs dim >= 1 and 0 <= extra <= dim, got dim={dim}, extra={extra}")
         copies, rest = divmod(dim - extra, group.order)
-        if rest or extra < 0 or copies < 0:
+        if rest:
             raise ValueError(
                 f"a regular layout for {group} needs dim - extra divisible by {group.order},"
                 f" got dim={dim}, extra={extra}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -12,24 +13,50 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from flopping import nn as fnn
 from flopping.features import Feature
-from flopping.nn import Module, PatchEmbed
-from flopping.testing import grid_of, layouts_of
+from flopping.testing import grid_of, layouts_of, run
+
+LAYERS = [name for name in fnn.__all__ if name not in {"Module", "Sequential"}]
 
 
 def load(target: str) -> nn.Module:
     """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a timm name."""
     if ":" in target:
         return _load_attribute(target)
+    if target.endswith(".py"):
+        raise ValueError(_which_attribute(target))
+    if target == "ToRegular":
+        raise ValueError("ToRegular gives up the group: its result follows none, so there is nothing to check")
     import timm
 
     if not timm.is_model(target):
-        known = timm.list_models()
-        near = get_close_matches(target, known, n=3, cutoff=0.4)
+        known = {name.lower(): name for name in (*timm.list_models(), *LAYERS)}
+        near = [known[name] for name in get_close_matches(target.lower(), known, n=3, cutoff=0.6)]
         hint = f"; the closest are {', '.join(near)}" if near else ""
-        raise ValueError(f"no model is called {target!r}{hint}. For your own module write FILE.py:ATTRIBUTE")
+        raise ValueError(
+            f"no layer and no model is called {target!r}{hint}. For your own module write FILE.py:ATTRIBUTE"
+        )
     model: nn.Module = timm.create_model(target, pretrained=False)
     return model
+
+
+def _which_attribute(file: str) -> str:
+    """What to write instead of a file alone; what it defines is read, not run."""
+    path = Path(file)
+    if not path.is_file():
+        return f"no file {file!r}"
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except SyntaxError as error:
+        return f"{file!r} can't be loaded as Python code: {error}"
+    names = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            names += [name.id for name in node.targets if isinstance(name, ast.Name)]
+    names = [name for name in names if not name.startswith("_")]
+    hint = f"; it defines {', '.join(names[:8])}" if names else ""
+    return f"{file!r} is a file: write {file}:ATTRIBUTE for a module in it, or a function that makes one{hint}"
 
 
 def _load_attribute(target: str) -> nn.Module:
@@ -63,6 +90,15 @@ def _load_attribute(target: str) -> nn.Module:
     return made
 
 
+def try_size(model: nn.Module, x: Tensor | Feature, img_size: int) -> None:
+    """Run the model once, and say that it was the size if it refuses."""
+    try:
+        run(model, x)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{type(model).__name__} refuses an image of --img-size {img_size}: {reason}") from error
+
+
 def example_input(model: nn.Module, img_size: int | None, dtype: torch.dtype, batch: int = 2) -> Tensor | Feature:
     """An image of the size the model was built for, or a feature of the layout that it takes."""
     generator = torch.Generator().manual_seed(1)
@@ -70,12 +106,12 @@ def example_input(model: nn.Module, img_size: int | None, dtype: torch.dtype, ba
     if layout is not None:
         if img_size is not None:
             raise ValueError(f"{type(model).__name__} takes features of {layout}, so --img-size has no meaning")
-        if isinstance(model, Module) and model.leading == 3:
+        if isinstance(model, fnn.Module) and model.leading == 3:
             return layout.random(batch, 12, 12, generator=generator, dtype=dtype)
         grid = grid_of(model, ()) or (4, 4)
         return layout.random(batch, grid[0] * grid[1], generator=generator, dtype=dtype)
     channels, size = 3, (img_size or 64, img_size or 64)
-    embed = next((layer for layer in model.modules() if isinstance(layer, PatchEmbed)), None)
+    embed = next((layer for layer in model.modules() if isinstance(layer, fnn.PatchEmbed)), None)
     if embed is not None:
         channels = embed.in_chans
     if img_size is None:

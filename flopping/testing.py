@@ -74,6 +74,39 @@ def act(group: Group, element: int, value: Value, layout: Layout | None, grid: G
     return layout.act(element, value, grid)
 
 
+def require_value(x: object) -> None:
+    """Refuse what is neither a tensor nor a tuple of tensors of a precision that has a tolerance.
+
+    >>> require_value(torch.zeros(1, 3, 4, 4, dtype=torch.uint8))  # doctest: +NORMALIZE_WHITESPACE
+    Traceback (most recent call last):
+    ...
+    TypeError: a check of equivariance takes an image (B, C, H, W) or a feature, which is a tuple of tensors,
+    in float64, float32, bfloat16 or float16; got a tensor of shape (1, 3, 4, 4) in uint8
+    """
+    parts = x if isinstance(x, (tuple, list)) else (x,)
+    if parts and all(isinstance(part, Tensor) and part.dtype in TOLERANCES for part in parts):
+        return
+    *names, last = (_short(dtype) for dtype in TOLERANCES)
+    raise TypeError(
+        "a check of equivariance takes an image (B, C, H, W) or a feature, which is a tuple of tensors,"
+        f" in {', '.join(names)} or {last}; got {_describe(x)}"
+    )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} in {_short(value.dtype)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {', '.join(map(_describe, value)) or 'nothing'}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    keys = f" with the keys {', '.join(map(repr, value))}" if isinstance(value, dict) else ""
+    return f"{name}{keys}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def relative_error(got: Value, expected: Value) -> float:
     """Largest difference, relative to the largest expected value; infinite where shapes or numbers break.
 
@@ -134,6 +167,7 @@ def equivariance_errors(
     >>> equivariance_errors(Linear(layout, layout), layout.random(5))
     {'flop': 0.0}
     """
+    require_value(x)
     declared_in, declared_out = layouts_of(module)
     in_layout, out_layout = in_layout or declared_in, out_layout or declared_out
     checked = _group_to_check(module, group, in_layout, out_layout)
@@ -194,6 +228,7 @@ def assert_equivariant(
     ...
     AssertionError: Linear is not equivariant under flop: relative error 2.3e+00 > 1.0e-05
     """
+    require_value(x)
     tol = TOLERANCES[_parts(x)[0].dtype] if tol is None else tol
     errors = equivariance_errors(
         module, x, group=group, in_layout=in_layout, out_layout=out_layout, grid=grid, out_grid=out_grid

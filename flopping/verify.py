@@ -22,6 +22,7 @@ from flopping.testing import (
     group_of,
     layouts_of,
     relative_error,
+    require_value,
     run,
 )
 
@@ -73,6 +74,7 @@ def verify(model: nn.Module, x: Value, *, group: Group | None = None, tol: float
     >>> first_break(rows).name
     '1'
     """
+    require_value(x)
     asked = group is not None  # then the whole must follow it, whatever its layers claim
     group = group or group_of(model) or flop
     first = x if isinstance(x, Tensor) else x[0]

@@ -6,7 +6,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from flopping import characters
+from flopping import Group, characters
 from flopping.characters import SchurType
 from flopping.representations import RealIrrep, real_irreps
 
@@ -60,6 +60,7 @@ GROUPS: dict[str, tuple[list[Tensor], int, list[tuple[int, SchurType]]]] = {
     ),
 }
 NAMES = list(GROUPS)
+ABSTRACT = ["C3", "S3", "Q8"]  # no groups of the pixel grid; one has an irrep of complex type, one of quaternionic
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -96,12 +97,37 @@ def case_of(name: str) -> Case:
     return Case(name)
 
 
+@cache
+def abstract(name: str) -> Group:
+    """The group as layers take it, without an action on pixels."""
+    return Group.from_matrices(name, case_of(name).generators)
+
+
+def table_of(group: Group) -> Tensor:
+    return torch.tensor(group.table)
+
+
 def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def eye(n: int) -> Tensor:
     return torch.eye(n, dtype=torch.float64)
+
+
+def numbers(rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def orthogonal(n: int, seed: int = 0) -> Tensor:
+    q: Tensor = torch.linalg.qr(random(n, n, seed=seed))[0]
+    return q
+
+
+def direct_sum(*parts: Tensor) -> Tensor:
+    """One block-diagonal matrix per element, of stacks (|G|, n, n)."""
+    blocks = zip(*parts, strict=True)
+    return torch.stack([torch.block_diag(*matrices) for matrices in blocks])
 
 
 def conjugated(rho: Tensor, basis: Tensor) -> Tensor:

@@ -1,14 +1,17 @@
 """The machinery of measurements, on synthetic times; nothing here depends on how fast the machine is."""
 
 import io
+import re
 
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 from flopping import demo, flop
 from flopping.bench import layers
 from flopping.bench.timing import Timing, interleave
+from flopping.cli import app
 
 
 def test_runs_are_interleaved() -> None:
@@ -65,3 +68,33 @@ def test_demo_tells_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not compiled" in text
     assert "multiply-adds (G)" in text
     assert "What you see." in text
+    assert "is equivariant if a mirrored input gives the mirrored output" in text
+    # half of the linear layers and all of attention is what the counter found
+    share, ratio = re.search(r"as before: ([\d.]+)% of .* make ([\d.]+), not 0\.500", text).groups()
+    assert f"{ratio} │" in text
+    assert 0.5 + float(share) / 200 == pytest.approx(float(ratio), abs=1e-3)
+
+
+def test_table_of_layers_says_what_its_columns_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [
+        layers.Result("Mlp", "compiled", 2.0, 1.0, 2.1, 1.7),
+        layers.Result("GELU", "eager", 1.0, 1.0, 0.5, None),
+    ]
+    monkeypatch.setattr(layers, "bench_layers", lambda *args, **kwargs: results)
+    monkeypatch.setattr(layers, "bench_building", lambda: layers.Result("Block", "build", 1.0, 2.0, 0.5, 1.0))
+    threads = torch.get_num_threads()
+    try:
+        result = CliRunner().invoke(app, ["bench-layers", "--width", "128", "--repeats", "7", "--threads", "1"])
+    finally:
+        torch.set_num_threads(threads)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    for words in (
+        "medians of 7 rounds (build: 10)",
+        "the median of the ratios ordinary / equivariant of each round",
+        "The goal is the speed-up that the equivariant layer must reach",
+        "set for width 768 and flop only",
+        "tokens 8 x 197 x 128, GELU 8 x 197 x 512, PatchEmbed images 8 x 3 x 224 x 224",
+    ):
+        assert words in text
+    assert text.index("2.10 │ 1.70 │ met") < text.index("0.50 │ 1.00 │ missed")

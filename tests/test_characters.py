@@ -10,7 +10,6 @@ from finite_groups import (
     COMPLEX,
     GROUPS,
     MIRROR,
-    NAMES,
     QUATERNIONIC,
     REAL,
     Case,
@@ -26,12 +25,6 @@ from torch import Tensor
 
 from flopping import characters as ch
 from flopping.characters import SchurType
-
-
-@pytest.fixture(params=NAMES)
-def case(request: pytest.FixtureRequest) -> Case:
-    return case_of(request.param)
-
 
 # --- the group -------------------------------------------------------------------------------------
 

@@ -148,6 +148,44 @@ def test_images_of_whole_numbers_are_refused() -> None:
         fnn.PatchEmbed(EQUAL)(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
 
+WRONG_WIDTHS = {
+    "text": (lambda: Layout.regular(flop, "384"), TypeError, r"whole numbers, got dim='384', extra=0$"),
+    "fraction": (lambda: Layout.regular(flop, 384 / 2), TypeError, r"whole numbers, got dim=192\.0, extra=0$"),
+    "extra text": (lambda: Layout.regular(flop, 8, extra="2"), TypeError, r"whole numbers, got dim=8, extra='2'$"),
+    "invariant text": (lambda: Layout.invariant(flop, "3"), TypeError, r"whole numbers, got dim='3'"),
+    "negative": (lambda: Layout.regular(flop, -2), ValueError, r"needs dim >= 1 .*, got dim=-2, extra=0$"),
+    "zero": (lambda: Layout.regular(flop, 0), ValueError, r"needs dim >= 1 .*, got dim=0, extra=0$"),
+    "extra beyond all": (lambda: Layout.regular(flop, 4, extra=6), ValueError, r"extra <= dim, got dim=4, extra=6$"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WIDTHS)
+def test_widths_that_are_none_are_refused(name: str) -> None:
+    build, error, message = WRONG_WIDTHS[name]
+    with pytest.raises(error, match=message):
+        build()
+
+
+IMAGE = torch.zeros(1, 3, 8, 8)
+NO_VALUES = {
+    "whole numbers": (IMAGE.byte(), r"a tensor of shape \(1, 3, 8, 8\) in uint8"),
+    "array": (IMAGE.numpy(), r"numpy\.ndarray"),
+    "dictionary": ({"image": IMAGE}, r"dict with the keys 'image'"),
+    "hole": ((IMAGE, None), r"a tuple of a tensor of shape \(1, 3, 8, 8\) in float32, NoneType"),
+    "empty": ((), r"a tuple of nothing"),
+}
+
+
+@pytest.mark.parametrize("name", NO_VALUES)
+def test_what_is_no_image_and_no_feature_is_not_checked(name: str) -> None:
+    value, got = NO_VALUES[name]
+    net = fnn.Sequential(fnn.PatchEmbed(EQUAL, 8, 4), fnn.InvariantHead(EQUAL, 3))
+    takes = r"takes an image \(B, C, H, W\) or a feature, .* in float64, float32, bfloat16 or float16; got "
+    for check in (assert_equivariant, equivariance_errors, verify):
+        with pytest.raises(TypeError, match=f"{takes}{got}$"):
+            check(net, value)
+
+
 def test_a_number_is_not_a_layout() -> None:
     with pytest.raises(TypeError, match=r"Linear takes a Layout, e\.g\. Layout\.regular\(flop, 64\), got 64"):
         fnn.Linear(64, 64)

@@ -1,26 +1,19 @@
-"""The seven groups of the pixel grid, and groups made of any matrices."""
+"""The seven groups of the pixel grid: elements and what they do, irreps, subgroups."""
 
-import copy
 import itertools
 import math
-import pickle
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
-from finite_groups import COMPLEX, QUATERNIONIC, REAL, Case, case_of, eye, near, random
-from torch import Tensor, nn
+from finite_groups import COMPLEX, REAL, direct_sum, eye, near, numbers, random, table_of
+from torch import Tensor
 
-from flopping import Layout, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
-from flopping import nn as fnn
+from flopping import flip, flipflop, flop, octic, rot90, rot180, trivial
 from flopping.characters import SchurType, regular
-from flopping.groups import GRID_NAMES, Group, Irrep, Symmetry, grid_groups
-from flopping.representations import intertwiners, real_irreps
+from flopping.groups import GRID_NAMES, Group, Symmetry, grid_groups
+from flopping.representations import real_irreps
 from flopping.sums import combine
-from flopping.testing import assert_equivariant, randomize_
 
 GROUPS = list(grid_groups().values())
 NAMES = ["trivial", "flop", "flip", "rot180", "flipflop", "rot90", "octic"]
@@ -51,19 +44,6 @@ IRREPS: dict[str, list[tuple[str, int, SchurType]]] = {
 
 def is_subgroup(small: Group, large: Group) -> bool:
     return set(small.elements) <= set(large.elements)
-
-
-def table_of(group: Group) -> Tensor:
-    return torch.tensor(group.table)
-
-
-def numbers(rows: object) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def block_diagonal(parts: list[Tensor]) -> Tensor:
-    """One block-diagonal matrix per element, of stacks (|G|, n, n)."""
-    return torch.stack([torch.block_diag(*blocks) for blocks in zip(*parts, strict=True)])
 
 
 # --- elements and their action ---------------------------------------------------------------------
@@ -176,7 +156,7 @@ def test_fourier_matrix_block_diagonalises_the_regular_representation(group: Gro
     for sums, matrix in ((group.to_irreps, fourier), (group.from_irreps, fourier.T)):
         near(torch.stack([combine(eye(group.order), row) for row in sums]), matrix)
     blocks = [torch.kron(irrep.tensor, eye(irrep.regular_multiplicity)[None]) for irrep in group.irreps]
-    near(fourier @ regular(table_of(group)) @ fourier.T, block_diagonal(blocks))
+    near(fourier @ regular(table_of(group)) @ fourier.T, direct_sum(*blocks))
 
 
 def test_fourier_matrix_of_mirrors() -> None:
@@ -214,7 +194,7 @@ def test_restriction_to_every_subgroup(large: Group, small: Group) -> None:
         basis = numbers(rows)
         near(basis.T @ basis, eye(irrep.dim))
         blocks = [torch.kron(sigma.tensor, eye(m)[None]) for sigma, m in zip(small.irreps, multiplicities, strict=True)]
-        near(basis @ block_diagonal(blocks) @ basis.T, irrep.tensor[list(embedding)])
+        near(basis @ direct_sum(*blocks) @ basis.T, irrep.tensor[list(embedding)])
 
 
 @pytest.mark.parametrize(
@@ -232,281 +212,3 @@ def test_restriction_to_every_subgroup(large: Group, small: Group) -> None:
 )
 def test_known_restrictions(large: Group, small: Group, expected: list[tuple[int, ...]]) -> None:
     assert [multiplicities for multiplicities, _ in large.restriction(small)] == expected
-
-
-# --- groups made of matrices -----------------------------------------------------------------------
-
-ABSTRACT = {
-    "C3": [(1, REAL), (2, COMPLEX)],
-    "S3": [(1, REAL), (1, REAL), (2, REAL)],
-    "Q8": [(1, REAL)] * 4 + [(4, QUATERNIONIC)],
-}
-each_abstract = pytest.mark.parametrize("name", ABSTRACT)
-
-
-def abstract(name: str) -> Group:
-    return Group.from_matrices(name, case_of(name).generators)
-
-
-@each_abstract
-def test_a_group_made_of_matrices(name: str) -> None:
-    group, case = abstract(name), case_of(name)
-    assert (group.name, group.order, group.elements[:2]) == (name, case.order, ("identity", "g1"))
-    assert group.table == tuple(map(tuple, case.table.tolist()))
-    assert [(irrep.dim, irrep.type) for irrep in group.irreps] == ABSTRACT[name]
-    assert group.symmetries == ()
-    near(group.fourier @ group.fourier.T, eye(group.order))
-    blocks = [torch.kron(irrep.tensor, eye(irrep.regular_multiplicity)[None]) for irrep in group.irreps]
-    near(group.fourier @ regular(case.table) @ group.fourier.T, block_diagonal(blocks))
-
-
-@each_abstract
-@pytest.mark.parametrize("extra", [0, 3])
-@pytest.mark.parametrize("layer", ["Linear", "Activation", "LayerNorm"])
-def test_layers_on_channels_take_any_group(name: str, layer: str, extra: int) -> None:
-    group = abstract(name)
-    layout = Layout.regular(group, 2 * group.order + extra, extra=extra)
-    arguments = (layout, layout * 2) if layer == "Linear" else (layout,)
-    module = randomize_(getattr(fnn, layer)(*arguments).double())
-    x = layout.random(5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    assert_equivariant(module, x)
-
-
-@each_abstract
-def test_a_linear_layer_holds_all_intertwiners(name: str) -> None:
-    group = abstract(name)
-    source, target = Layout.regular(group, group.order), Layout.regular(group, group.order + 1, extra=1)
-    layer = fnn.Linear(source, target, bias=False).double()
-    parameters = torch.nn.utils.parameters_to_vector(layer.parameters())
-    maps = []
-    for unit in eye(len(parameters)):
-        torch.nn.utils.vector_to_parameters(unit, layer.parameters())
-        maps.append(layer.to_dense().weight.detach().flatten())
-    rho_in, rho_out = (torch.stack([x.matrix(g) for g in range(group.order)]) for x in (source, target))
-    basis = intertwiners(rho_in, rho_out, table_of(group)).flatten(1)
-    assert len(maps) == len(basis) == group.order + 1
-    found = torch.stack(maps)
-    near(found @ basis.T @ basis, found)
-    assert int(torch.linalg.matrix_rank(found)) == len(basis)
-
-
-@each_abstract
-def test_a_linear_layer_equals_its_dense_one(name: str) -> None:
-    group = abstract(name)
-    source, target = Layout.regular(group, 2 * group.order), Layout.regular(group, group.order + 1, extra=1)
-    layer = fnn.Linear(source, target).double()
-    randomize_(layer)
-    packed = random(5, source.dim)
-    near(target.merge(layer(source.split(packed))), layer.to_dense()(packed))
-
-
-@each_abstract
-def test_an_ordinary_layer_fails_the_check(name: str) -> None:
-    layout = Layout.regular(abstract(name), case_of(name).order)
-    ordinary = randomize_(nn.Linear(layout.dim, layout.dim).double())
-    with pytest.raises(AssertionError, match="Linear is not equivariant under g1"):
-        assert_equivariant(ordinary, random(5, layout.dim), in_layout=layout, out_layout=layout)
-
-
-@each_abstract
-def test_layers_on_the_grid_refuse_a_group_without_an_action(name: str) -> None:
-    group = abstract(name)
-    layout = Layout.regular(group, group.order)
-    got = rf"needs a group that acts on the pixel grid \({GRID_NAMES}\), got {name}$"
-    with pytest.raises(ValueError, match=f"^PatchEmbed {got}"):
-        fnn.PatchEmbed(layout, img_size=8, patch_size=4)
-    with pytest.raises(ValueError, match=f"^acting on an image {got}"):
-        group.act(1, torch.ones(2, 2))
-    with pytest.raises(ValueError, match=f"^finding a subgroup {got}"):
-        group.embedding(trivial)
-
-
-def test_layers_for_signs_refuse_larger_irreps() -> None:
-    message = r"^TokenMix .*1-dimensional \(trivial, flop, flip, rot180, flipflop\), got octic with E$"
-    with pytest.raises(ValueError, match=message):
-        octic.require_signs("TokenMix")
-    with pytest.raises(ValueError, match=r"got Q8 with irrep4$"):
-        abstract("Q8").require_signs("TokenMix")
-    flipflop.require_signs("TokenMix")
-
-
-# --- values ----------------------------------------------------------------------------------------
-
-
-@each_group
-def test_copies_of_a_grid_group_are_the_group_itself(group: Group) -> None:
-    for same in (pickle.loads(pickle.dumps(group)), copy.deepcopy(group), copy.copy(group), get_group(group.name)):
-        assert same is group
-    layout = Layout.regular(group, 8)
-    assert copy.deepcopy(layout).group is group
-    assert pickle.loads(pickle.dumps(layout)) == layout
-
-
-@each_abstract
-def test_copies_of_another_group_are_equal(name: str) -> None:
-    group = abstract(name)
-    assert get_group(group) is group
-    assert copy.deepcopy(group) is group
-    for same in (pickle.loads(pickle.dumps(group)), abstract(name)):
-        assert same == group
-        assert hash(same) == hash(group)
-        assert torch.equal(same.irreps[-1].endomorphisms, group.irreps[-1].endomorphisms)
-
-
-def test_different_groups_are_not_equal() -> None:
-    everything = [*GROUPS, *map(abstract, ABSTRACT)]
-    for a, b in itertools.product(everything, repeat=2):
-        assert (a == b) == (a is b)
-    pretender = Group("flop", flip.elements, flip.table, flip.irreps, flip.symmetries)
-    assert pretender != flop
-    assert pickle.loads(pickle.dumps(pretender)) == pretender
-    assert Group("flop", flop.elements, flop.table, flop.irreps, flop.symmetries) == flop
-
-
-def test_values_show_themselves() -> None:
-    assert list(map(repr, GROUPS)) == NAMES
-    assert repr(rot90.irreps) == (
-        "(Irrep('A', dim=1, type=real), Irrep('B', dim=1, type=real), Irrep('E', dim=2, type=complex))"
-    )
-
-
-def test_values_built_inside_a_device_context_stay_on_the_cpu() -> None:
-    generators = Case("Q8").generators
-    with torch.device("meta"):
-        q8 = Group.from_matrices("Q8", generators)
-        irreps = tuple(Irrep(irrep.name, irrep.matrices) for irrep in octic.irreps)
-        square = Group("square", octic.elements, octic.table, irreps, octic.symmetries)
-        restriction = square.restriction(rot90)
-        layouts = [Layout.regular(group, group.order) for group in (q8, square)]
-        tensors = [t for irrep in (*q8.irreps, *irreps) for t in (irrep.tensor, irrep.endomorphisms)]
-        tensors += [tensor for layout in layouts for tensor in (layout.group.fourier, layout.matrix(1))]
-    assert {tensor.device.type for tensor in tensors} == {"cpu"}
-    assert q8 == abstract("Q8")
-    assert restriction == octic.restriction(rot90)
-    for layout in layouts:
-        assert_equivariant(randomize_(fnn.Linear(layout, layout).double()), layout.random(3, dtype=torch.float64))
-
-
-# --- errors ----------------------------------------------------------------------------------------
-
-EVEN, ODD = flop.irreps
-
-
-def signs(name: str, text: str) -> Irrep:
-    return Irrep(name, tuple(((float(f"{sign}1"),),) for sign in text))
-
-
-@pytest.mark.parametrize(
-    ("matrices", "message"),
-    [
-        (torch.stack([eye(2), numbers([[1, 0], [0, -1]])]), "not irreducible: .* dimension 2"),
-        (eye(2).expand(4, 2, 2), "not irreducible: a space of dimension 4 commutes"),
-        (2 * eye(1).expand(2, 1, 1), "not irreducible"),
-        (octic.irreps[-1].tensor @ numbers([[1, 0.1], [0, 1]]), "not irreducible"),
-        (
-            numbers([[1], [2]]) * octic.irreps[-1].tensor / numbers([1, 2]),
-            r"matrices must be orthogonal, got \|R R\^T - 1\| up to 3",
-        ),
-    ],
-)
-def test_matrices_that_are_no_irrep_are_refused(matrices: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Irrep("bad", tuple(tuple(map(tuple, matrix.tolist())) for matrix in matrices))
-
-
-@pytest.mark.parametrize(
-    ("irreps", "message"),
-    [
-        ((ODD, EVEN), r"first irrep must be the trivial one, got Irrep\('odd', dim=1, type=real\)"),
-        ((EVEN,), r"irreps \[Irrep\('even', .*\)\] fill 1 of the 2 dimensions"),
-        ((EVEN, ODD, signs("again", "+-")), "fill 3 of the 2 dimensions .* missing, repeated or not irreducible"),
-        (
-            (EVEN, signs("again", "++")),
-            r"two of the irreps \[Irrep\('even', .*\), Irrep\('again', .*\)\] are equivalent",
-        ),
-        ((EVEN, signs("even", "+-")), r"irreps need names of their own, got \['even', 'even'\]"),
-        ((), r"irreps need names of their own, got \[\]"),
-        ((EVEN, rot90.irreps[1]), r"Irrep\('B', dim=1, type=real\) has 4 matrices for 2 elements"),
-        (
-            (EVEN, signs("minus", "--")),
-            r"Irrep\('minus', .*does not follow the group's multiplication, by 2\.0e\+00",
-        ),
-    ],
-)
-def test_irreps_that_do_not_fit_the_table_are_refused(irreps: tuple[Irrep, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^group bad: .*{message}"):
-        Group("bad", flop.elements, flop.table, irreps)
-
-
-def test_a_homomorphism_of_another_table_is_refused() -> None:
-    klein = signs("klein", "++--")
-    assert Group("klein", flipflop.elements, flipflop.table, (*flipflop.irreps[:2], klein, flipflop.irreps[3]))
-    with pytest.raises(ValueError, match=r"group cyclic: Irrep\('klein', .*does not follow"):
-        Group("cyclic", rot90.elements, rot90.table, (rot90.irreps[0], klein, rot90.irreps[2]))
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        ((0, 1), (0, 1)),
-        ((0, 1), (1, 1)),
-        ((1, 0), (0, 1)),
-        ((0, 1, 2), (1, 2, 0), (2, 0, 1)),
-        ((0, 1),),
-        ((0, 2), (2, 0)),
-    ],
-    ids=str,
-)
-def test_a_table_that_is_no_group_is_refused(table: tuple[tuple[int, ...], ...]) -> None:
-    message = f"group bad: not a multiplication table with the identity first: {re.escape(str(table))}"
-    with pytest.raises(ValueError, match=message):
-        Group("bad", flop.elements, table, flop.irreps)
-
-
-def test_a_table_that_is_not_associative_has_no_irreps_to_fill_it() -> None:
-    loop = ((0, 1, 2, 3, 4), (1, 0, 3, 4, 2), (2, 4, 0, 1, 3), (3, 2, 4, 0, 1), (4, 3, 1, 2, 0))
-    with pytest.raises(ValueError, match="fill 1 of the 5 dimensions"):
-        Group("loop", ("identity", "a", "b", "c", "d"), loop, (signs("even", "+++++"),))
-
-
-def test_symmetries_must_be_complete() -> None:
-    with pytest.raises(ValueError, match="group bad: 1 symmetries for 2 elements"):
-        Group("bad", flop.elements, flop.table, flop.irreps, flop.symmetries[:1])
-
-
-@pytest.mark.parametrize("name", ["mirror", "Flop", ""])
-def test_an_unknown_name_lists_the_possible_ones(name: str) -> None:
-    for call in (lambda: get_group(name), lambda: Layout.regular(name, 8)):
-        with pytest.raises(ValueError, match=f"^unknown group '{name}'; .* {', '.join(NAMES)}$"):
-            call()
-
-
-def test_symmetries_must_follow_the_table() -> None:
-    with pytest.raises(ValueError, match="the symmetries of identity and identity do not multiply as the table says"):
-        Group("bad", flop.elements, flop.table, flop.irreps, flop.symmetries[::-1])
-    with pytest.raises(ValueError, match="3 symmetries for 2 elements"):
-        Group("bad", flop.elements, flop.table, flop.irreps, (*flop.symmetries, flop.symmetries[0]))
-
-
-def test_an_abstract_group_is_no_subgroup() -> None:
-    with pytest.raises(ValueError, match=r"finding a subgroup needs a group that acts on the pixel grid .*got S3"):
-        octic.embedding(abstract("S3"))
-
-
-def test_package_can_be_imported_under_another_default_device() -> None:
-    script = (
-        "import torch\nwith torch.device('meta'):\n    import flopping\nprint(flopping.octic.irreps[-1].tensor.device)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "cpu"
-
-
-def test_irreps_may_come_in_any_basis() -> None:
-    """The Fourier matrix is orthonormal also where an irrep of complex type is turned by an orthogonal matrix."""
-    abelian = abstract("C3")
-    turn = torch.linalg.qr(torch.randn(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
-    turned = Irrep("turned", tuple(tuple(map(tuple, m.tolist())) for m in turn @ abelian.irreps[1].tensor @ turn.T))
-    other = Group("turned", abelian.elements, abelian.table, (abelian.irreps[0], turned))
-    near(other.fourier @ other.fourier.T, eye(3))
-    layout = Layout.regular(other, 6)
-    assert_equivariant(fnn.Activation(layout, torch.tanh), layout.random(4, dtype=torch.float64))

@@ -200,12 +200,84 @@ def test_command_knows_timm_models() -> None:
         (["Linear", "--dtype", "float8"], "float8"),
         (["Linear", "--img-size", "7"], "are for networks, got the layer 'Linear'"),
         (["Linear", "--as-is"], "are for networks"),
+        (["attention"], "no layer and no model is called 'attention'; the closest are Attention"),
+        (["ToRegualr"], "the closest are ToRegular. For your own module write FILE.py:ATTRIBUTE"),
+        (["ToRegular"], "ToRegular gives up the group"),
+        (["zzzzzzz"], "is called 'zzzzzzz'. For your own module"),
+        (["no_file.py"], "no file 'no_file.py'"),
+        (["test_vit", "--img-size", "30"], "refuses an image of --img-size 30: Input height (30) should be divisible"),
+        (["test_vit", "--img-size", "0"], "greater than or equal to 1"),
     ],
 )
 def test_command_refuses(arguments: list[str], message: str) -> None:
     result = runner.invoke(app, ["verify", *arguments], env={"COLUMNS": "400"})
     assert result.exit_code == 2
     assert message in result.output
+
+
+MINE = """
+import torch
+from flopping import Layout, nn
+width = Layout.regular("flop", 8)
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return x.view(2, 3 * 16 * 16).sum(1)
+def build():
+    return nn.Sequential(nn.PatchEmbed(width, 16, 4), nn.InvariantHead(width, 3))
+def _hidden():
+    raise RuntimeError("must not run")
+net = build()
+"""
+
+
+def test_a_file_alone_gets_the_names_to_choose_from(tmp_path: Path) -> None:
+    """The file is read, not run: what fails in it doesn't matter yet."""
+    source = tmp_path / "my_net.py"
+    for ending, message in {
+        "_hidden()": f"write {source}:ATTRIBUTE for a module in it, or a function that makes one;"
+        " it defines Net, build, width, net",
+        "def": "can't be loaded as Python code: invalid syntax",
+    }.items():
+        source.write_text(MINE + ending + "\n")
+        result = runner.invoke(app, ["verify", str(source)], env={"COLUMNS": "600"})
+        assert result.exit_code == 2
+        assert message in result.output
+        assert "_hidden" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("build", "Sequential refuses an image of --img-size 30: PatchEmbed was built for images of size (16, 16)"),
+        ("Net", "Net refuses an image of --img-size 30: shape '[2, 768]' is invalid"),
+    ],
+)
+def test_a_size_that_the_network_refuses(tmp_path: Path, name: str, message: str) -> None:
+    source = tmp_path / "my_net.py"
+    source.write_text(MINE)
+    result = runner.invoke(app, ["verify", f"{source}:{name}", "--img-size", "30"], env={"COLUMNS": "400"})
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert runner.invoke(app, ["verify", f"{source}:{name}", "--img-size", "16"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "caption"),
+    [
+        (["net"], "checked: the group flop"),
+        (["net", "--group", "flipflop"], "checked: the group flipflop (flop, flip, rot180)"),
+        (["Affine", "--group", "rot180"], "checked: the group rot180"),
+        (["Affine"], "checked: each group that a layer supports"),
+    ],
+)
+def test_the_table_says_which_group_was_checked(tmp_path: Path, arguments: list[str], caption: str) -> None:
+    source = tmp_path / "my_net.py"
+    source.write_text(MINE)
+    target, *options = arguments
+    target = f"{source}:net" if target == "net" else target
+    result = runner.invoke(app, ["verify", target, *options])
+    lines = [line.strip() for line in result.output.splitlines()]
+    assert caption in lines
 
 
 def test_version_and_help() -> None:
