@@ -1,0 +1,6 @@
+"""Checkpoints from elsewhere in, safetensors out."""
+
+from flopping.checkpoints.files import read_weights, write_weights
+from flopping.checkpoints.reference import load_reference, translate
+
+__all__ = ["load_reference", "read_weights", "translate", "write_weights"]
