@@ -33,7 +33,7 @@ class Count:
 
     macs: float
     flops: float
-    layers: Mapping[str, Count] = field(default_factory=dict, repr=False)
+    layers: Mapping[str, Count] = field(default_factory=dict, repr=False, hash=False)
 
 
 # Elementwise work per number that comes out. The paper's list; what it leaves out costs as its nearest relative.
