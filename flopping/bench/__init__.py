@@ -1,1 +1,1 @@
-"""Measurements: how long things take, always against something else in the same run."""
+"""Measurements: how much work things are, and how long they take against something else in the same run."""
