@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from flopping import models, nn, testing
+from flopping.checkpoints import load_reference
 from flopping.features import Feature, Layout
 from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
 from flopping.irreps import Irrep
@@ -20,6 +21,7 @@ __all__ = [
     "flipflop",
     "flop",
     "get_group",
+    "load_reference",
     "models",
     "nn",
     "octic",

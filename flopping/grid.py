@@ -275,7 +275,7 @@ def sides_of(group: Group, grid: Grid) -> Tensor:
 def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:
     half = places // 2
     left, right = x.narrow(dim, 0, half), x.narrow(dim, places - half, half).flip(dim)
-    even, odd = (left + right) * _HALF, (left - right) * _HALF
+    even, odd = (left + right).mul_(_HALF), (left - right).mul_(_HALF)
     if places % 2:
         even = torch.cat([even, x.narrow(dim, half, 1)], dim)
     return even, odd
@@ -284,7 +284,7 @@ def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:
 def _unmirror(even: Tensor, odd: Tensor, dim: int, places: int) -> Tensor:
     half = places // 2
     sides = even.narrow(dim, 0, half)
-    left, right = (sides + odd) * _HALF, ((sides - odd) * _HALF).flip(dim)
+    left, right = (sides + odd).mul_(_HALF), (sides - odd).mul_(_HALF).flip(dim)
     middle = [even.narrow(dim, half, 1)] if places % 2 else []
     return torch.cat([left, *middle, right], dim)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from math import isqrt, sqrt
 from pathlib import Path
 from typing import Any, Literal
@@ -76,7 +77,7 @@ def load_reference(
     `handoff` ("hybrid" or "abs") where ordinary blocks follow equivariant ones, because such checkpoints look alike.
     """
     found = translate(checkpoint, num_heads=num_heads, img_size=img_size, handoff=handoff)
-    model: Backbone = timm.create_model(found.name, **found.args)
+    model: Backbone = timm.model_entrypoint(found.name)(**found.args)
     own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     require_keys(found.weights, own, found.name)
     wrong = [key for key, shape in own.items() if tuple(found.weights[key].shape) != shape]
@@ -113,13 +114,11 @@ def translate(
             _hierarchical_convnext(found)
         else:
             some = ", ".join(sorted(found.source)[:4])
-            raise ValueError(
-                f"this is no checkpoint of the reference code's equivariant networks; its keys are {some}, ..."
-            )
+            raise ValueError(f"this is no equivariant network of the reference code; its keys are {some}, ...")
         if size is not None and "img_size" not in found.args:
             _check_size(found, size)
     require_keys(found.source, found.read, f"the reference code's {found.name}")
-    found.name = _registered(found.name, found.args)
+    found.name, found.args = _registered(found.name, found.args)
     return found
 
 
@@ -133,14 +132,30 @@ def _stripped(source: Weights) -> Weights:
     return source
 
 
-def _registered(name: str, args: Mapping[str, Any]) -> str:
-    """The registered network of the same arguments, so that the weights can be loaded by name; else a similar one."""
-    model = ZOO[name].model
+def _registered(name: str, args: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The registered network of the same architecture, else the given one, and the arguments that differ from its own.
+
+    So weights of the paper's sizes can be loaded by name, without arguments.
+    """
+    whole = _whole(name) | args
+    free = {"num_classes", "in_chans", "img_size", "init_values"}  # they may differ within one architecture
     for entry in ZOO.values():
-        defaults = {"img_size": entry.img_size, **entry.args}
-        if entry.model is model and all(args.get(k) == v for k, v in defaults.items() if k in args or k == "handoffs"):
-            return entry.name
-    return name
+        own = _whole(entry.name)
+        same_scale = (own.get("init_values") is None) == (whole.get("init_values") is None)
+        if entry.model is ZOO[name].model and same_scale and all(own[k] == whole[k] for k in set(own) - free):
+            name = entry.name
+            break
+    own = _whole(name)
+    return name, {key: value for key, value in whole.items() if value != own[key] and key != "init_values"} | (
+        {"init_values": whole["init_values"]} if (own["init_values"] is None) != (whole["init_values"] is None) else {}
+    )
+
+
+def _whole(name: str) -> dict[str, Any]:
+    """All arguments that make a registered network."""
+    entry = ZOO[name]
+    parameters = list(signature(entry.model).parameters.values())
+    return {p.name: p.default for p in parameters} | dict(entry.args)
 
 
 def _check_size(found: Translation, size: Grid) -> None:
@@ -156,11 +171,10 @@ def _patches(found: Translation, ours: str, theirs: str, factor: float) -> None:
         weight = found.take(f"{theirs}.proj_{name}.weight")
         found.weights[f"{ours}.{irrep}.weight"] = weight.flatten(1) * (sqrt(2) * factor)
     found.give(f"{ours}.even.bias", f"{theirs}.proj_sym.bias", factor)
-    out, chans, height, half = found.take(f"{theirs}.proj_sym.weight").shape
-    patch = (height, 2 * half)
+    _, chans, height, half = found.take(f"{theirs}.proj_sym.weight").shape
     found.args |= {
         "in_chans": chans,
-        "patch_size": height if height == 2 * half else patch,
+        "patch_size": height if height == 2 * half else (height, 2 * half),
         "num_classes": len(found.take("head.bias")),
     }
 
@@ -195,10 +209,8 @@ def _head(found: Translation, ours: str) -> None:
 def _grid(found: Translation, places: int, size: Grid | None, order: Tensor) -> Grid:
     """Height and width of the token grid; the stored order of the tokens (left half first) must agree."""
     patch = as_pair(found.args["patch_size"], "patch_size")
-    if size is not None:
-        grid = (size[0] // patch[0], size[1] // patch[1])
-    else:
-        grid = (isqrt(places), isqrt(places))
+    side = isqrt(places)
+    grid = (side, side) if size is None else (size[0] // patch[0], size[1] // patch[1])
     fits = grid[0] * grid[1] == places and grid[1] % 2 == 0
     if fits:
         index = torch.arange(places).view(grid)
@@ -242,7 +254,7 @@ def _vision_transformer(found: Translation, num_heads: int | None, size: Grid | 
         "qkv_bias": "blocks.0.attn.qkv.linear_sym.bias" in found.source,
     }
     if "blocks.0.gamma_1.alpha_sym" not in found.source:
-        found.args["init_values"] = 0.0  # replaced below: no layer scale
+        found.args["init_values"] = None
     if handoff is not None:
         found.args["handoffs"] = {ordinary[0]: handoff}
     found.weights["cls_token.token"] = found.take("cls_token.0").flatten()
@@ -267,7 +279,8 @@ def _block(found: Translation, block: str, qkv_bias: bool) -> None:
         _linear(found, f"{block}.{layer}", f"{block}.{layer}", bias)
     for n in (1, 2):
         _norm(found, f"{block}.norm{n}", f"{block}.norm{n}")
-        _scale(found, f"{block}.ls{n}", f"{block}.gamma_{n}")
+        if "init_values" not in found.args:
+            _scale(found, f"{block}.ls{n}", f"{block}.gamma_{n}")
 
 
 def _ordinary_block(found: Translation, block: str, qkv_bias: bool) -> None:
@@ -278,7 +291,8 @@ def _ordinary_block(found: Translation, block: str, qkv_bias: bool) -> None:
     for n in (1, 2):
         found.give(f"{block}.norm{n}.weight.even", f"{block}.norm{n}.weight")
         found.give(f"{block}.norm{n}.bias", f"{block}.norm{n}.bias")
-        found.give(f"{block}.ls{n}.gamma.even", f"{block}.gamma_{n}")
+        if "init_values" not in found.args:
+            found.give(f"{block}.ls{n}.gamma.even", f"{block}.gamma_{n}")
 
 
 def _resmlp(found: Translation, size: Grid | None) -> None:
@@ -350,7 +364,7 @@ def _downsample(found: Translation, ours: str, theirs: str) -> None:
     for out, even_source, odd_source in (("even", "sym_to_sym", "asym_to_sym"), ("odd", "sym_to_asym", "asym_to_asym")):
         columns = [found.take(f"{theirs}.{name}.weight") for name in (even_source, odd_source)]
         rows = [column.squeeze(-1).transpose(1, 2).flatten(1) for column in columns]
-        found.weights[f"{ours}.{out}.weight"] = torch.cat(rows, 1)
+        found.weights[f"{ours}.{out}.weight"] = torch.cat(rows, 1) * sqrt(2)
     found.give(f"{ours}.even.bias", f"{theirs}.sym_to_sym.bias")
 
 

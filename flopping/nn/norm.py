@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flopping import functional
 from flopping.features import Feature, Layout
@@ -29,10 +29,6 @@ class _PerCopy(Module):
 
     def _shift(self, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
         return nn.Parameter(torch.empty(self.in_layout.multiplicities[0], device=device, dtype=dtype))
-
-    def _scaled(self, x: Feature, weight: nn.ParameterDict) -> list[Tensor]:
-        irreps = self.in_layout.group.irreps
-        return [p * weight[i.name] if i.name in self.names else p for p, i in zip(x, irreps, strict=True)]
 
     def extra_repr(self) -> str:
         return str(self.in_layout)
@@ -107,8 +103,10 @@ class Affine(_PerCopy):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Affine")
-        even, *others = self._scaled(x, self.alpha)
-        return even + self.beta, *others
+        irreps = self.in_layout.group.irreps
+        even, *others = (self.alpha[irrep.name] if irrep.name in self.names else None for irrep in irreps)
+        shifted = x[0] if even is None else torch.addcmul(self.beta, x[0], even)
+        return shifted, *(part if a is None else part * a for part, a in zip(x[1:], others, strict=True))
 
 
 class LayerScale(_PerCopy):
@@ -139,7 +137,8 @@ class LayerScale(_PerCopy):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "LayerScale")
-        return tuple(self._scaled(x, self.gamma))
+        irreps = self.in_layout.group.irreps
+        return tuple(p * self.gamma[i.name] if i.name in self.names else p for p, i in zip(x, irreps, strict=True))
 
 
 def layer_scale(
