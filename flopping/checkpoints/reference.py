@@ -137,7 +137,7 @@ def _registered(name: str, args: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
     So weights of the paper's sizes can be loaded by name, without arguments.
     """
-    whole = _whole(name) | args
+    whole = {**_whole(name), **args}
     free = {"num_classes", "in_chans", "img_size", "init_values"}  # they may differ within one architecture
     for entry in ZOO.values():
         own = _whole(entry.name)
