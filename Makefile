@@ -11,9 +11,14 @@ READY := $(VENV)/.ready
 INSTALLING := $(VENV)/.installing
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ROOM := build/wheel-check
+# timm's tests are in its source distribution only; the version is that of constraints.txt
+TIMM := $(shell sed -n 's/^timm==//p' constraints.txt)
+TIMM_SUITE := build/timm-suite
+TIMM_TESTS := $(TIMM_SUITE)/timm-$(TIMM)/tests/test_models.py
+TIMM_PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/pytest -p timm_plugin -q -W ignore $(TIMM_TESTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench-layers wheel-check clean
+.PHONY: help demo test lint timm-suite bench-layers bench-models wheel-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -21,13 +26,20 @@ help: ## list the targets
 demo: $(READY) ## check, count and time an equivariant transformer block beside an ordinary one
 	@$(BIN)/flopping demo
 
-test: lint ## lint, then run all tests
+test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the small models
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
+	FLOPPING_TIMM_MODELS='*test*' $(TIMM_PYTEST)
+
+timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (half an hour, 12 GB)
+	$(TIMM_PYTEST) --durations 10
 
 lint: $(READY) ## check style (ruff) and types (mypy)
 	$(BIN)/ruff check --quiet flopping tests
 	$(BIN)/ruff format --quiet --check flopping tests
 	$(BIN)/mypy
+
+bench-models: $(READY) ## time the networks against timm's (minutes)
+	@$(BIN)/flopping bench-models
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench-layers
@@ -45,6 +57,13 @@ wheel-check: $(READY) ## build the wheel, install it with its dependencies in a 
 	venv/bin/flopping --version; \
 	venv/bin/python -c "$$WHEEL_SCRIPT"); \
 	echo "The wheel works"
+
+$(TIMM_TESTS): $(READY)
+	@echo "Fetching the source distribution of timm $(TIMM), for its tests"
+	@mkdir -p $(TIMM_SUITE)
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: \
+	--dest $(TIMM_SUITE) timm==$(TIMM)
+	@tar -xzf $(TIMM_SUITE)/timm-$(TIMM).tar.gz -C $(TIMM_SUITE) && touch $@
 
 clean: ## remove .venv, caches and built files
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
