@@ -10,34 +10,37 @@ import sys
 from difflib import get_close_matches
 from pathlib import Path
 
+import timm
 import torch
 from torch import Tensor, nn
 
 from flopping import nn as fnn
 from flopping.features import Feature
+from flopping.models.zoo import closest, registered_name
 from flopping.testing import grid_of, layouts_of, run
 
 LAYERS = [name for name in fnn.__all__ if name not in {"Module", "Sequential"}]
 
 
 def load(target: str) -> nn.Module:
-    """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a timm name."""
+    """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a model's name.
+
+    Models go by their registered names or by the paper's: "E(ViT-B)".
+    """
     if ":" in target:
         return _load_attribute(target)
     if target.endswith(".py"):
         raise ValueError(_which_attribute(target))
     if target == "ToRegular":
         raise ValueError("ToRegular gives up the group: its result follows none, so there is nothing to check")
-    import timm
-
-    if not timm.is_model(target):
-        known = {name.lower(): name for name in (*timm.list_models(), *LAYERS)}
-        near = [known[name] for name in get_close_matches(target.lower(), known, n=3, cutoff=0.6)]
-        hint = f"; the closest are {', '.join(near)}" if near else ""
+    try:
+        name = registered_name(target)
+    except ValueError as error:
+        hint = closest(target, also=LAYERS)
         raise ValueError(
             f"no layer and no model is called {target!r}{hint}. For your own module write FILE.py:ATTRIBUTE"
-        )
-    model: nn.Module = timm.create_model(target, pretrained=False)
+        ) from error
+    model: nn.Module = timm.create_model(name, pretrained=False)
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -193,8 +193,18 @@ def registered_name(name: str) -> str:
         return found
     if timm.is_model(name):
         return name
-    near = get_close_matches(name, [*papers, *timm.list_models()], n=3, cutoff=0.4)
-    raise ValueError(f"no model is called {name!r}" + (f"; the closest are {', '.join(near)}" if near else ""))
+    raise ValueError(f"no model is called {name!r}{closest(name)}")
+
+
+def closest(name: str, also: Iterable[str] = ()) -> str:
+    """The end of an error message: the names most like one that doesn't exist.
+
+    >>> closest("e(vit-b")
+    '; the closest are E(ViT-B), E(ViT-S), E(ViT-L)'
+    """
+    known = {other.lower(): other for other in (*timm.list_models(), *paper_names(), *also)}
+    near = [known[other] for other in get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
+    return f"; the closest are {', '.join(near)}" if near else ""
 
 
 def _plain(name: str) -> str:

@@ -89,6 +89,17 @@ class DepthwiseConv2d(Module):
         shares[0][0] += layout.extra
         return tuple(map(tuple, shares))
 
+    @property
+    def constant_taps(self) -> int:
+        """Taps that are zero whatever the weights: those on the mirror lines of antisymmetric filters."""
+        total = 0
+        for i, row in enumerate(self.shares):
+            for j, channels in enumerate(row):
+                kind = self.in_layout.group.irrep_product(i, j)
+                basis = basis_of(self.in_layout.group, (self.kernel_size, self.kernel_size))[kind]
+                total += channels * int((basis.abs().amax((0, 1)) == 0).sum())
+        return total
+
     def _filters(self, i: int, j: int) -> Symmetric:
         group = self.in_layout.group
         return cast(Symmetric, self.filters[group.irreps[group.irrep_product(i, j)].name])

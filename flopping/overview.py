@@ -1,0 +1,102 @@
+"""The table of all networks: names, parameters and FLOPs, beside what the paper reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import timm
+import torch
+from torch import nn
+
+from flopping.bench.count import count
+from flopping.models import ZOO, paper_names
+from flopping.nn import DepthwiseConv2d
+from flopping.paper import Result, results
+
+TOLERANCE = 0.005
+"""FLOPs count as met up to this share above the paper's."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network: what it costs, and what the paper says."""
+
+    paper: str | None
+    name: str
+    params: int
+    constants: int
+    """Zeros that our network builds in and the reference code stores, and counts, as parameters."""
+    flops: float
+    macs: float
+    reported: Result | None
+
+    @property
+    def params_met(self) -> bool | None:
+        """Whether the parameters are the paper's, at its rounding to 0.1 M; constants counted as it did."""
+        if self.reported is None:
+            return None
+        return self.reported.params_m in {round(n / 1e6, 1) for n in (self.params, self.params + self.constants)}
+
+    @property
+    def flops_met(self) -> bool | None:
+        """Whether the FLOPs are the paper's at its rounding to 0.1 G, or fewer, or above by a tolerance."""
+        if self.reported is None:
+            return None
+        return round(self.flops / 1e9, 1) <= self.reported.flops_g or (
+            self.flops / 1e9 <= self.reported.flops_g * (1 + TOLERANCE)
+        )
+
+
+def names(pattern: str = "*") -> dict[str, str | None]:
+    """Registered names of our networks and of the paper's ordinary ones, and the paper's names of them.
+
+    >>> names("*flop_base*")
+    {'deit3_flop_base_patch16_224': 'E(ViT-B)', 'convnext_flop_base': 'E(ConvNeXt-B)'}
+    """
+    papers = {registered: paper for paper, registered in paper_names().items()}
+    every = {name: papers.get(name) for name in [*papers, *ZOO]}
+    order = sorted(every, key=lambda name: (name not in papers, list(every).index(name)))
+    return {n: every[n] for n in order if fnmatch(n, pattern) or fnmatch(every[n] or "", pattern)}
+
+
+def row(name: str, paper: str | None = None) -> Row:
+    """What one network costs, from shapes alone. I(ViT) is counted with the |odd| hand-off, as the paper did.
+
+    >>> row("deit3_flop_test_patch16_64").params
+    158952
+    """
+    entry = ZOO.get(name)
+    args = {}
+    if entry is not None and "invariant" in entry.args.get("handoffs", {}).values():
+        args["handoffs"] = dict.fromkeys(entry.args["handoffs"], "abs")
+    with torch.device("meta"):
+        model = timm.create_model(name, **args)
+    size = model.pretrained_cfg["input_size"]
+    cost = count(model, size)
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return Row(paper, name, params, _constants(model), cost.flops, cost.macs, results().get(paper or ""))
+
+
+def rows(pattern: str = "*", progress: Callable[[], object] | None = None) -> Iterator[Row]:
+    """The networks whose name, or name in the paper, fits a pattern."""
+    for name, paper in names(pattern).items():
+        yield row(name, paper)
+        if progress is not None:
+            progress()
+
+
+def linear_handoff_params(name: str) -> int | None:
+    """Parameters with the linear hand-off that I(X) has by default, where the table shows those of |odd|."""
+    entry = ZOO.get(name)
+    if entry is None or "invariant" not in entry.args.get("handoffs", {}).values():
+        return None
+    with torch.device("meta"):
+        model: nn.Module = timm.create_model(name)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _constants(model: nn.Module) -> int:
+    """Taps of depthwise filters that are zero whatever the weights: the middle line of antisymmetric ones."""
+    return sum(layer.constant_taps for layer in model.modules() if isinstance(layer, DepthwiseConv2d))

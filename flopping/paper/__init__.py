@@ -1,0 +1,48 @@
+"""What the paper reports, as data."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+_LETTERS = {"baseline": "", "equivariant": "E", "hybrid": "H", "invariant": "I"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of the paper's table of networks."""
+
+    name: str
+    """ViT-B, or E(ViT-B), H(ViT-B), I(ViT-B)."""
+    params_m: float
+    flops_g: float
+    throughput: float
+    """Images per second on an A100."""
+    memory_mb: float
+    top1: float | None
+    """Per cent on ImageNet; E(ViT-S) did not converge."""
+
+
+@lru_cache
+def results() -> dict[str, Result]:
+    """The paper's networks by name.
+
+    >>> results()["E(ViT-B)"].params_m
+    43.3
+    """
+    found = {}
+    with files(__name__).joinpath("table1.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            letter = _LETTERS[row["variant"]]
+            name = f"{letter}({row['model']})" if letter else row["model"]
+            found[name] = Result(
+                name,
+                float(row["params_m"]),
+                float(row["flops_g"]),
+                float(row["throughput_a100"]),
+                float(row["peak_mem_mb"]),
+                float(row["top1"]) if row["top1"] else None,
+            )
+    return found

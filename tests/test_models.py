@@ -1,0 +1,172 @@
+"""The networks: what they promise under the group, gradients, schedules, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from flopping.models import ZOO, Backbone, ConvNeXt, ResMlp, VisionTransformer
+from flopping.testing import TOLERANCES, assert_equivariant, randomize_, relative_error
+
+# Up to size B. Odd grids and rectangles stand beside the size of the registry.
+UP_TO_B = [
+    name
+    for name, entry in ZOO.items()
+    if entry.args.get("group") != "trivial" and not any(size in name for size in ("large", "huge", "l24"))
+]
+SIZES = {"odd": (112, 112), "rectangle": (64, 96), "odd rectangle": (96, 144)}
+
+
+def build(name: str, size: tuple[int, int], **kwargs: object) -> Backbone:
+    """A registered network for images of another size; ConvNeXt takes multiples of 32 without being asked."""
+    fixed = {} if ZOO[name].model is ConvNeXt else {"img_size": size}
+    model = timm.create_model(name, num_classes=10, **fixed, **kwargs)
+    assert isinstance(model, Backbone)
+    return model.eval()
+
+
+def scaled_randomize_(model: nn.Module) -> nn.Module:
+    """Random values everywhere; ResMLP has no norm that would keep its features from growing block by block."""
+    randomize_(model)
+    if isinstance(model, ResMlp):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "gamma" in name or "alpha" in name:
+                    parameter.mul_(0.3)
+    return model
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", UP_TO_B)
+def test_logits_of_a_mirrored_image(name: str, size: str) -> None:
+    shape = SIZES[size]
+    if ZOO[name].model is ConvNeXt and "iso" not in name:
+        shape = (shape[0] // 32 * 32, shape[1] // 32 * 32)
+    model = scaled_randomize_(build(name, shape))
+    x = torch.randn(1, 3, *shape)
+    with torch.no_grad():
+        error = relative_error(model(x.flip(-1)), model(x))
+    if "hybrid" in name:
+        assert error > 1e-3
+    else:
+        assert error <= TOLERANCES[torch.float32]
+
+
+TINY = {
+    "vit": lambda **kwargs: VisionTransformer(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 4, "num_heads": 2, "num_classes": 5} | kwargs
+    ),
+    "resmlp": lambda **kwargs: ResMlp(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 4, "num_classes": 5} | kwargs
+    ),
+    "isotropic": lambda **kwargs: ConvNeXt(
+        **{"depths": (4,), "dims": (16,), "patch_size": 8, "num_classes": 5, "kernel_size": 3} | kwargs
+    ),
+    "hierarchical": lambda **kwargs: ConvNeXt(
+        **{"depths": (1, 2, 1), "dims": (16, 32, 64), "num_classes": 5, "kernel_size": 3} | kwargs
+    ),
+}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("group", ["flop", "flip", "rot180", "flipflop"])
+@pytest.mark.parametrize("family", TINY)
+def test_groups_and_shares(family: str, group: str, share: float) -> None:
+    model = randomize_(TINY[family](group=group, invariant_share=share))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group=group)
+
+
+@pytest.mark.parametrize("group", ["rot90", "octic"])
+def test_rotations_in_a_transformer(group: str) -> None:
+    model = randomize_(TINY["vit"](group=group, embed_dim=32, handoffs={2: "rot180"}))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group="rot180")
+    model = randomize_(TINY["vit"](group=group, embed_dim=32))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group=group)
+
+
+@pytest.mark.parametrize("handoffs", [None, {2: "invariant"}, {2: "abs"}, {1: "flop", 3: "invariant"}])
+@pytest.mark.parametrize("family", TINY)
+def test_handoffs_keep_logits_and_feed_every_parameter(family: str, handoffs: dict[int, str] | None) -> None:
+    group = "flipflop" if handoffs and "flop" in handoffs.values() else "flop"
+    model = randomize_(TINY[family](group=group, handoffs=handoffs))
+    x = torch.randn(2, 3, 32, 32)
+    assert_equivariant(model, x, group="flop")
+    model.train()(x).square().mean().backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not idle
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_hybrid_gives_the_group_up(family: str) -> None:
+    model = randomize_(TINY[family](handoffs={2: "hybrid"}))
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert relative_error(model(x.flip(-1)), model(x)) > 1e-3
+
+
+def test_handoffs_survive_json() -> None:
+    """Configurations are kept as JSON, which has strings for keys."""
+    a, b = TINY["vit"](handoffs={2: "hybrid"}), TINY["vit"](handoffs={"2": "hybrid"})
+    assert list(a.state_dict()) == list(b.state_dict())
+
+
+def test_readout_of_absolute_values() -> None:
+    model = randomize_(TINY["vit"](readout="abs"))
+    assert model.num_features == 16
+    assert model.head.in_features == 16
+    assert_equivariant(model, torch.randn(2, 3, 32, 32))
+
+
+def test_shares_change_the_cost() -> None:
+    """Twice as many even as odd channels: the squares of the shares, (2/3)^2 + (1/3)^2, in place of 1/2."""
+    equal, unequal, ordinary = (
+        sum(p.numel() for p in VisionTransformer(depth=1, embed_dim=48, num_heads=2, **kwargs).blocks.parameters())
+        for kwargs in ({}, {"invariant_share": 1 / 3}, {"group": "trivial"})
+    )
+    assert equal / ordinary == pytest.approx(1 / 2, abs=0.01)
+    assert unequal / ordinary == pytest.approx(5 / 9, abs=0.01)
+
+
+REFUSED = {
+    "block too late": (lambda: TINY["vit"](handoffs={4: "hybrid"}), "blocks 0 to 3, got 4"),
+    "no number": (lambda: TINY["vit"](handoffs={"two": "hybrid"}), "got 'two'"),
+    "unknown kind": (lambda: TINY["vit"](handoffs={2: "hybird"}), "got 'hybird'"),
+    "nothing to hand off": (lambda: TINY["vit"](handoffs={0: "invariant"}), "before block 0"),
+    "share": (lambda: TINY["vit"](invariant_share=1.5), "between 0 and 1, got 1.5"),
+    "uneven share": (lambda: TINY["vit"](invariant_share=0.3), "dim=16, extra=5"),
+    "group": (lambda: TINY["resmlp"](group="flup"), "flup"),
+    "rotation of tokens": (lambda: TINY["resmlp"](group="octic"), "octic"),
+    "rotation of filters": (lambda: TINY["isotropic"](group="octic"), "octic"),
+    "pool": (lambda: TINY["vit"](global_pool="mean"), "got 'mean'"),
+    "pool of maps": (lambda: TINY["isotropic"](global_pool="token"), "got 'token'"),
+    "no class token": (lambda: TINY["vit"](class_token=False), "class_token=True"),
+    "readout": (lambda: TINY["vit"](readout="odd"), "got 'odd'"),
+    "heads": (lambda: TINY["vit"](num_heads=3), "3 heads"),
+    "classes": (lambda: TINY["vit"](num_classes=-1), "got -1"),
+    "drop rate": (lambda: TINY["vit"](drop_rate=1.5), "got 1.5"),
+    "stages": (lambda: TINY["isotropic"](depths=(1, 2)), "depths=(1, 2), dims=(16,)"),
+    "image size": (lambda: TINY["vit"](img_size=33), "(33, 33)"),
+    "image": (lambda: TINY["vit"]()(torch.randn(1, 3, 48, 48)), "(32, 32), got (48, 48)"),
+    "image of a map": (lambda: TINY["hierarchical"]()(torch.randn(1, 3, 24, 24)), "multiple of 2"),
+    "patch size": (lambda: TINY["vit"]().set_input_size(patch_size=16), "(8, 8) and can't become 16"),
+    "format": (lambda: TINY["vit"]().forward_intermediates(torch.randn(1, 3, 32, 32), output_fmt="NHWC"), "'NHWC'"),
+    "early": (
+        lambda: TINY["vit"]().forward_intermediates(torch.randn(1, 3, 32, 32), indices=[0], stop_early=True),
+        "intermediates_only=True",
+    ),
+    "prefix": (
+        lambda: TINY["resmlp"]().forward_intermediates(torch.randn(1, 3, 32, 32), return_prefix_tokens=True),
+        "no prefix tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_show_the_value(case: str) -> None:
+    action, words = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        action()

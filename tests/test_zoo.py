@@ -1,0 +1,135 @@
+"""The registry: names, sizes against the paper's table, and the commands that show them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import timm
+import torch
+from typer.testing import CliRunner
+
+from flopping.cli import app
+from flopping.models import ZOO, Backbone, paper_names, registered_name
+from flopping.overview import linear_handoff_params, names, row
+from flopping.paper import results
+
+runner = CliRunner()
+
+
+def test_every_model_is_in_timms_registry() -> None:
+    assert set(ZOO) <= set(timm.list_models())
+    for entry in ZOO.values():
+        module = entry.model.__module__.rpartition(".")[2]
+        assert entry.name in timm.list_models(module=module)
+        assert not timm.is_model_pretrained(entry.name)
+
+
+def test_every_row_of_the_paper_has_a_network() -> None:
+    assert len(results()) == 28
+    assert set(results()) <= set(paper_names())
+    assert all(timm.is_model(name) for name in paper_names().values())
+
+
+# I(X) is counted with the |odd| hand-off. Where the reference code stores zeros, the paper counts them.
+STORED_ZEROS = {"E(ConvNeXt-S (iso.))": 24_192, "E(ConvNeXt-B (iso.))": 48_384, "E(ConvNeXt-L (iso.))": 129_024}
+
+
+@pytest.mark.parametrize("paper", results())
+def test_parameters_of_the_paper(paper: str) -> None:
+    found = row(paper_names()[paper], paper)
+    assert found.constants == STORED_ZEROS.get(paper, 0)
+    assert round((found.params + found.constants) / 1e6, 1) == results()[paper].params_m
+    assert found.params_met
+
+
+@pytest.mark.parametrize(
+    ("paper", "millions"), [("I(ViT-S)", 16.479), ("I(ViT-B)", 64.660), ("I(ViT-L)", 227.791), ("I(ViT-H)", 473.367)]
+)
+def test_parameters_with_the_linear_handoff(paper: str, millions: float) -> None:
+    params = linear_handoff_params(paper_names()[paper])
+    assert params is not None
+    assert round(params / 1e6, 3) == millions
+
+
+@pytest.mark.parametrize("name", ["E(ViT-B)", "H(ViT-L)", "E(ResMLP-S24)", "E(ConvNeXt-S (iso.))"])
+def test_flops_of_the_paper(name: str) -> None:
+    assert row(paper_names()[name], name).flops_met
+
+
+def test_a_value_that_is_not_met_is_seen() -> None:
+    found = row("deit3_flop_small_patch16_224", "ViT-S")
+    assert found.params_met is False
+    assert row("deit3_small_patch16_224", "E(ViT-S)").flops_met is False
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("E(ViT-B)", "deit3_flop_base_patch16_224"),
+        ("e(vit-b)", "deit3_flop_base_patch16_224"),
+        ("H(ViT-H)", "deit3_flop_hybrid_huge_patch14_224"),
+        ("I(ViT-L)", "deit3_flop_invariant_large_patch16_224"),
+        ("ViT-S", "deit3_small_patch16_224"),
+        ("E(ResMLP-B24)", "resmlp_flop_b24_224"),
+        ("ResMLP-B24", "resmlp_b24_224"),
+        ("ResMLP-T12", "resmlp_12_224"),
+        ("E(ConvNeXt-S iso.)", "convnext_flop_iso_small"),
+        ("ConvNeXt-L (iso.)", "convnext_iso_large"),
+        ("E(ConvNeXt-S)", "convnext_flop_small"),
+        ("resnet18", "resnet18"),
+    ],
+)
+def test_names_of_the_paper(spelling: str, name: str) -> None:
+    assert registered_name(spelling) == name
+
+
+def test_an_unknown_name_gets_the_closest() -> None:
+    with pytest.raises(ValueError, match=r"no model is called 'E\(ViT-M\)'; the closest are E\(ViT-"):
+        registered_name("E(ViT-M)")
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if "test" in name])
+def test_construction_without_memory(name: str) -> None:
+    """On the meta device, filled later: the same as what is built at once, constants included."""
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert isinstance(model, Backbone)
+    assert all(value.is_meta for value in (*model.parameters(), *model.buffers()))
+    built = timm.create_model(name)
+    model.to_empty(device="cpu").load_state_dict(built.state_dict())
+    for layer in model.modules():
+        if hasattr(layer, "init_non_persistent_buffers"):
+            layer.init_non_persistent_buffers()
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), built.eval()(x))
+
+
+def test_models_command_lists_and_chooses() -> None:
+    result = runner.invoke(app, ["models", "*test_patch16_64", "--json"])
+    assert result.exit_code == 0
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["name"] for row in found] == list(names("*test_patch16_64"))
+    assert found[0]["params"] == sum(p.numel() for p in timm.create_model(found[0]["name"]).parameters())
+
+
+def test_models_command_shows_the_paper() -> None:
+    result = runner.invoke(app, ["models", "E(ViT-S)"], env={"COLUMNS": "150"})
+    assert result.exit_code == 0
+    assert "deit3_flop_small_patch16_224" in result.stdout
+    assert "11.04" in result.stdout
+    assert "met" in result.stdout
+
+
+def test_models_command_refuses_what_fits_nothing() -> None:
+    result = runner.invoke(app, ["models", "E(ViT-Q)"], env={"COLUMNS": "150"})
+    assert result.exit_code == 2
+    assert "no network fits 'E(ViT-Q)'" in result.output
+    assert "E(ViT-S)" in result.output
+
+
+def test_verify_command_takes_names_of_the_paper() -> None:
+    result = runner.invoke(app, ["verify", "E(ViT-S)", "--depth", "0", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout.splitlines()[-1])["layer"] == "VisionTransformer"
