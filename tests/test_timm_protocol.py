@@ -80,7 +80,7 @@ def test_gradient_checkpointing_changes_nothing(name: str, image: torch.Tensor) 
 def test_gradient_checkpointing_runs_blocks_again(image: torch.Tensor) -> None:
     model = create("resmlp_flop_test_64").train()
     calls = []
-    model.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
     model.set_grad_checkpointing()
     model(image).mean().backward()
     assert len(calls) == 2
@@ -104,7 +104,7 @@ def test_layer_decay_follows_depth(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_weight_decay_is_for_weights(name: str) -> None:
     model = create(name)
-    groups = param_groups_weight_decay(model, 0.1, model.no_weight_decay())
+    groups = param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     names = {n for n, p in model.named_parameters() if id(p) in decayed}
     assert names
@@ -190,7 +190,7 @@ def test_compiled_with_dynamic_batch(name: str, image: torch.Tensor) -> None:
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("name", [n.replace("_invariant", "") for n in NAMES])
+@pytest.mark.parametrize("name", ["deit3_flop_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_iso_test"])
 def test_compiled_by_inductor(name: str, image: torch.Tensor) -> None:
     model = create(name)
     with torch.no_grad():

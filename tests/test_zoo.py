@@ -44,7 +44,7 @@ def test_parameters_of_the_paper(paper: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("paper", "millions"), [("I(ViT-S)", 16.479), ("I(ViT-B)", 64.660), ("I(ViT-L)", 227.791), ("I(ViT-H)", 473.367)]
+    ("paper", "millions"), [("I(ViT-S)", 16.479), ("I(ViT-B)", 64.661), ("I(ViT-L)", 227.791), ("I(ViT-H)", 473.367)]
 )
 def test_parameters_with_the_linear_handoff(paper: str, millions: float) -> None:
     params = linear_handoff_params(paper_names()[paper])

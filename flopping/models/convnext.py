@@ -109,7 +109,7 @@ class MapHead(nn.Module):
         super().__init__()
         self.width = width
         self.pool = pool
-        self.norm = nn.LayerNorm(width, eps, device=device, dtype=dtype)
+        self.norm: nn.Module = nn.LayerNorm(width, eps, device=device, dtype=dtype)
         self.drop = nn.Dropout(drop_rate)
         self.fc: nn.Module = nn.Identity()
         self.reset(num_classes, pool, device, dtype)
@@ -246,6 +246,14 @@ class ConvNeXt(Backbone):
             cast(Stage, self.stages[0]).cut(stations)
         else:
             self.stages = self.stages[:stations]
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if prune_head:
+            self.head.norm = nn.Identity()
+        return take
 
     def grid_of(self, img_size: Grid) -> Grid:
         factor = 2 ** (len(self.stages) - 1)
