@@ -25,8 +25,8 @@ test: lint ## lint, then run all tests
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
 
 lint: $(READY) ## check style (ruff) and types (mypy)
-	$(BIN)/ruff check --quiet flopping tests
-	$(BIN)/ruff format --quiet --check flopping tests
+	$(BIN)/ruff check --quiet flopping tests examples
+	$(BIN)/ruff format --quiet --check flopping tests examples
 	$(BIN)/mypy
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
@@ -48,7 +48,7 @@ wheel-check: $(READY) ## build the wheel, install it with its dependencies in a 
 
 clean: ## remove .venv, caches and built files
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find flopping tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find flopping tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' || { \
