@@ -157,7 +157,6 @@ def test_the_final_norm_leaves_invariant_channels(family: str) -> None:
         assert_law(got, maps, Layout.invariant(flop, 8))
 
 
-@pytest.mark.xfail(strict=True, reason="norm=True hands ConvNeXt's maps (B, C, H, W) on as (B, H, W, C)")
 @pytest.mark.parametrize("family", ["convnext", "convnext_iso"])
 def test_a_network_without_a_final_norm_gives_its_maps(family: str) -> None:
     model, image = make(family), image_of((24, 40))

@@ -148,3 +148,34 @@ def test_gradients_of_positions(group: Group) -> None:
         return torch.func.functional_call(embed, given, (zeros,))
 
     assert torch.autograd.gradcheck(table, tuple(embed.weight[n].detach().clone().requires_grad_() for n in names))
+
+
+@pytest.mark.parametrize("width", [4, 5])
+def test_oriented_layers_against_written_out_signs(width: int) -> None:
+    """For flop: the left half of the columns counts +1, the right one -1, the middle one 0."""
+    layout = Layout.regular(flop, 6, extra=2)
+    grid = (2, width)
+    columns = torch.arange(width, dtype=torch.float64)
+    side = torch.sign((width - 1) / 2 - columns).repeat(2)[:, None]
+    even, odd = layout.random(3, 2 * width, dtype=torch.float64)
+    bias = fnn.OrientedBias(layout, grid, dtype=torch.float64)
+    torch.nn.init.normal_(bias.bias["odd"])
+    shifted = bias((even, odd))
+    torch.testing.assert_close(shifted[0], even)
+    torch.testing.assert_close(shifted[1], odd + side * bias.bias["odd"])
+    (seen, none) = fnn.Orient(layout, grid, dtype=torch.float64)((even, odd))
+    expected = torch.cat([(even[..., :2] + side * odd) / 2**0.5, even[..., 2:]], -1)
+    torch.testing.assert_close(seen, expected)
+    assert none.shape[-1] == 0
+
+
+def test_invariant_only_block_is_the_even_half_of_the_whole_block() -> None:
+    layout = Layout.regular(flop, 16)
+    whole = randomize_(fnn.TransformerBlock(layout, 2, init_values=1.0).double())
+    part = fnn.TransformerBlock(layout, 2, init_values=1.0, invariant_only=True).double()
+    part.load_state_dict({k: v for k, v in whole.state_dict().items() if k in part.state_dict()})
+    x = layout.random(2, 5, dtype=torch.float64)
+    even, none = part(x)
+    torch.testing.assert_close(even, whole(x)[0])
+    assert none.shape == (2, 5, 0)
+    assert part.out_layout == layout.invariant_part

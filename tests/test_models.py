@@ -158,6 +158,10 @@ REFUSED = {
         lambda: TINY["vit"]().forward_intermediates(torch.randn(1, 3, 32, 32), indices=[0], stop_early=True),
         "intermediates_only=True",
     ),
+    "norm before a hand-off": (
+        lambda: TINY["vit"](handoffs={2: "hybrid"}).forward_intermediates(torch.randn(1, 3, 32, 32), norm=True),
+        "behind block 0 there is Layout(flop, even=8, odd=8), but the final norm takes Layout(trivial, even=16)",
+    ),
     "prefix": (
         lambda: TINY["resmlp"]().forward_intermediates(torch.randn(1, 3, 32, 32), return_prefix_tokens=True),
         "no prefix tokens",

@@ -4,6 +4,17 @@ from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.vision_transformer import VisionTransformer
+from flopping.models.weights import from_timm
 from flopping.models.zoo import ZOO, Entry, paper_names, registered_name
 
-__all__ = ["ZOO", "Backbone", "ConvNeXt", "Entry", "ResMlp", "VisionTransformer", "paper_names", "registered_name"]
+__all__ = [
+    "ZOO",
+    "Backbone",
+    "ConvNeXt",
+    "Entry",
+    "ResMlp",
+    "VisionTransformer",
+    "from_timm",
+    "paper_names",
+    "registered_name",
+]

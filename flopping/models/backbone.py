@@ -125,8 +125,8 @@ class Backbone(Module):
         """Feature maps from within the network, `(B, C, H, W)` or `(B, N, C)` with channels ordered [even | odd].
 
         The law: the map of a flopped image is the flopped map with its odd channels negated. `indices` are those of
-        `feature_info`, or how many of the last ones. `norm` applies the final norm, which keeps the invariant
-        channels that `forward_features` has.
+        `feature_info`, or how many of the last ones. `norm` applies the final norm, if there is one before the
+        head; it keeps the invariant channels that `forward_features` has.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got {output_fmt!r}")
@@ -141,11 +141,15 @@ class Backbone(Module):
         for i, station in enumerate(stations[: last + 1] if stop_early else stations):
             feature = self._run(station, feature)
             if i in take:
-                dense = self.finish(feature) if norm else self.layouts[i].merge(feature)
+                dense = self._packed(feature, i, norm)
                 found.append(self._public(dense, x, output_fmt, return_prefix_tokens))
         if intermediates_only:
             return found
         return self.finish(feature), found
+
+    def _packed(self, x: Feature, station: int, norm: bool) -> Tensor:
+        """The feature behind a station as one tensor, channels last; normed where there is a norm to ask for."""
+        return self.layouts[station].merge(x)
 
     def _public(self, x: Tensor, image: Tensor, output_fmt: str, prefix: bool) -> Intermediate:
         """Packed tokens `(B, N, C)` or maps `(B, H, W, C)` in the format that was asked for."""
@@ -195,6 +199,7 @@ class TokenBackbone(Backbone):
         super().__init__(num_classes, in_chans, drop_rate, global_pool)
         self.embed_dim = embed_dim
         self.layouts = [schedule.layout_out(i, embed_dim) for i in range(len(schedule.stretches))]
+        self.last_layout = self.layouts[-1]
         self.handoffs = nn.ModuleDict()
         for block in schedule.handoffs:
             self.handoffs[str(block)] = schedule.handoff(block, embed_dim, device=device, dtype=dtype)
@@ -221,6 +226,14 @@ class TokenBackbone(Backbone):
             [self.handoffs[str(i)], block] if str(i) in self.handoffs else [block]
             for i, block in enumerate(self.blocks)
         ]
+
+    def _packed(self, x: Feature, station: int, norm: bool) -> Tensor:
+        if norm and self.layouts[station] != self.last_layout:
+            raise ValueError(
+                f"norm=True: behind block {station} there is {self.layouts[station]}, but the final norm takes"
+                f" {self.last_layout}; choose blocks behind the last hand-off"
+            )
+        return self.finish(x) if norm else super()._packed(x, station, norm)
 
     def _cut(self, stations: int) -> None:
         self.blocks = self.blocks[:stations]
