@@ -121,8 +121,9 @@ def example_input(model: nn.Module, img_size: int | None, dtype: torch.dtype, ba
         cfg = getattr(model, "default_cfg", None) or {}
         if embed is not None and embed.img_size is not None:
             size = embed.img_size
+        elif "input_size" in cfg:
+            size = tuple(cfg["input_size"][1:])
+            channels = cfg["input_size"][0] if embed is None else channels
         elif embed is not None:
             size = (4 * embed.patch_size[0], 4 * embed.patch_size[1])
-        elif "input_size" in cfg:
-            channels, size = cfg["input_size"][0], tuple(cfg["input_size"][1:])
     return torch.randn(batch, channels, *size, generator=generator, dtype=dtype)

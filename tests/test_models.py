@@ -151,7 +151,10 @@ REFUSED = {
     "stages": (lambda: TINY["isotropic"](depths=(1, 2)), "depths=(1, 2), dims=(16,)"),
     "image size": (lambda: TINY["vit"](img_size=33), "(33, 33)"),
     "image": (lambda: TINY["vit"]()(torch.randn(1, 3, 48, 48)), "(32, 32), got (48, 48)"),
-    "image of a map": (lambda: TINY["hierarchical"]()(torch.randn(1, 3, 24, 24)), "multiple of 2"),
+    "image of a map": (
+        lambda: TINY["hierarchical"]()(torch.randn(1, 3, 24, 24)),
+        "multiples of (16, 16), got (24, 24)",
+    ),
     "patch size": (lambda: TINY["vit"]().set_input_size(patch_size=16), "(8, 8) and can't become 16"),
     "format": (lambda: TINY["vit"]().forward_intermediates(torch.randn(1, 3, 32, 32), output_fmt="NHWC"), "'NHWC'"),
     "early": (

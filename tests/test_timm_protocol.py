@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import timm
 import torch
 from timm.layers import set_layer_config
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from timm.utils import ModelEmaV3
 from torch import nn
 
 from flopping.models import Backbone, VisionTransformer
@@ -206,6 +209,15 @@ def test_exported_with_dynamic_batch(name: str, image: torch.Tensor) -> None:
         for n in (1, 7):
             x = torch.randn(n, 3, 64, 64)
             torch.testing.assert_close(exported(x), model(x))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_are_whole(name: str, image: torch.Tensor) -> None:
+    """An average of weights is kept in a copy, and workers get pickles."""
+    model = create(name)
+    with torch.no_grad():
+        assert torch.equal(ModelEmaV3(model).module(image), model(image))
+        assert torch.equal(pickle.loads(pickle.dumps(model))(image), model(image))
 
 
 def test_activation_by_name_or_function() -> None:

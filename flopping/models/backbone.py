@@ -241,7 +241,7 @@ class TokenBackbone(Backbone):
             del self.handoffs[block]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How parameters are grouped by depth, for layer-wise learning rates."""
+        """How parameters are grouped by depth, for layer-wise learning rates; blocks are the coarsest groups here."""
         blocks = [(r"^blocks\.(\d+)", None), (r"^handoffs\.(\d+)", None), (r"^norm", (99999,))]
         return {"stem": rf"^cls_token|^pos_embed|^{self.patch_embed_name}", "blocks": blocks}
 
@@ -260,3 +260,12 @@ class TokenBackbone(Backbone):
         pooled = self.head_drop(pooled)
         logits: Tensor = pooled if pre_logits else self.head(pooled)
         return logits
+
+
+def layout_eps(eps: float, multiplicities: tuple[int, ...]) -> float:
+    """The paper's networks add eps to the sum of the parts' variances; our norm adds it to their mean.
+
+    >>> layout_eps(1e-6, (192, 192))
+    5e-07
+    """
+    return eps / sum(m > 0 for m in multiplicities)

@@ -11,14 +11,13 @@ from timm.layers import get_act_fn
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Feature, Layout
+from flopping.features import Feature, Layout, is_symbolic
 from flopping.functional import Pointwise
 from flopping.grid import Grid, as_pair
 from flopping.groups import Group
-from flopping.models.backbone import Backbone, Station
+from flopping.models.backbone import Backbone, Station, layout_eps
 from flopping.models.initialise import initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
-from flopping.models.vision_transformer import layout_eps
 from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, Mlp, Module, PatchEmbed
 from flopping.nn.norm import layer_scale
 
@@ -255,11 +254,19 @@ class ConvNeXt(Backbone):
             self.head.norm = nn.Identity()
         return take
 
-    def grid_of(self, img_size: Grid) -> Grid:
+    @property
+    def reduction(self) -> Grid:
+        """How many pixels of height and width make one place of the last map."""
         factor = 2 ** (len(self.stages) - 1)
-        return img_size[0] // self.patch_size[0] // factor, img_size[1] // self.patch_size[1] // factor
+        return self.patch_size[0] * factor, self.patch_size[1] * factor
+
+    def grid_of(self, img_size: Grid) -> Grid:
+        return img_size[0] // self.reduction[0], img_size[1] // self.reduction[1]
 
     def embed(self, image: Tensor) -> Feature:
+        if not is_symbolic(image) and (image.shape[2] % self.reduction[0] or image.shape[3] % self.reduction[1]):
+            size = tuple(image.shape[2:])
+            raise ValueError(f"height and width of an image are multiples of {self.reduction}, got {size}")
         out: Feature = self.stem(image)
         return out
 

@@ -13,7 +13,7 @@ from flopping.features import Feature
 from flopping.functional import Pointwise
 from flopping.grid import Grid, as_pair
 from flopping.groups import Group
-from flopping.models.backbone import TokenBackbone
+from flopping.models.backbone import TokenBackbone, layout_eps
 from flopping.models.initialise import initialise
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import AbsToInvariant, ClassToken, Dropout, LayerNorm, PatchEmbed, PosEmbed, TransformerBlock
@@ -147,12 +147,3 @@ class VisionTransformer(TokenBackbone):
                 self.pos_embed.resize_(grid)
             self.patch_embed.grid_size = grid
             self.patch_embed.img_size = None if self.dynamic_img_size else size
-
-
-def layout_eps(eps: float, multiplicities: tuple[int, ...]) -> float:
-    """The paper's networks add eps to the sum of the parts' variances; our norm adds it to their mean.
-
-    >>> layout_eps(1e-6, (192, 192))
-    5e-07
-    """
-    return eps / sum(m > 0 for m in multiplicities)
