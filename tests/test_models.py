@@ -153,7 +153,7 @@ REFUSED = {
     "image": (lambda: TINY["vit"]()(torch.randn(1, 3, 48, 48)), "(32, 32), got (48, 48)"),
     "image of a map": (
         lambda: TINY["hierarchical"]()(torch.randn(1, 3, 24, 24)),
-        "multiples of (16, 16), got (24, 24)",
+        "of (16, 16), got (24, 24)",
     ),
     "patch size": (lambda: TINY["vit"]().set_input_size(patch_size=16), "(8, 8) and can't become 16"),
     "format": (lambda: TINY["vit"]().forward_intermediates(torch.randn(1, 3, 32, 32), output_fmt="NHWC"), "'NHWC'"),
