@@ -102,6 +102,8 @@ def _transformer(model: Backbone, source: dict[str, Tensor], found: dict[str, Te
     found |= {"cls_token.0": token, "cls_token.1": torch.zeros(token.shape)}
     for i, irrep in enumerate(("even", "odd")):
         found[f"pos_embed.{i}"] = source.pop(f"pos_embed.weight.{irrep}")[None]
+    if "norm.weight.odd" not in source and not model.handoffs:
+        found["norm.scaling.alpha_asym"] = torch.ones(model.embed_dim // 2)  # stored, and no logit depends on it
     found["patch_embed.flatten_and_permute.permutation"] = torch.cat(_order(model.pos_embed.grid_size))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from math import isqrt
 from typing import Any
 
 import torch
@@ -70,13 +71,13 @@ def require_keys(
     names: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse weights that lack some of the wanted keys, or have others; `names` are what their source calls them."""
-    missing, extra = set(wanted) - set(state_dict), set(state_dict) - set(wanted)
-    if missing or extra:
-        parts = [
-            f"{label} {len(keys)} keys ({_shortened(sorted((names or {}).get(key, key) for key in keys))})"
-            for label, keys in (("lack", missing), ("have also", extra))
-            if keys
-        ]
+    differences = {"lack": set(wanted) - set(state_dict), "have also": set(state_dict) - set(wanted)}
+    parts = []
+    for label, keys in differences.items():
+        if keys:
+            shown = sorted((names or {}).get(key, key) for key in keys)
+            parts.append(f"{label} {len(keys)} {'key' if len(keys) == 1 else 'keys'} ({_shortened(shown)})")
+    if parts:
         raise ValueError(f"these weights don't fit {what}: they {' and '.join(parts)}")
 
 
@@ -88,12 +89,13 @@ def require_shapes(
 ) -> None:
     """Refuse weights of other shapes; `names` are what their source calls them."""
     wrong = [
-        f"{(names or {}).get(key, key)} gives {key} {tuple(state_dict[key].shape)} instead of {tuple(value.shape)}"
+        f"{(names or {}).get(key, key)} gives {key} {tuple(state_dict[key].shape)}, not {tuple(value.shape)}"
         for key, value in wanted.items()
         if key in state_dict and state_dict[key].shape != value.shape
     ]
     if wrong:
-        raise ValueError(f"these weights don't fit {what}: {len(wrong)} sizes differ ({_shortened(wrong)})")
+        count = "1 size differs" if len(wrong) == 1 else f"{len(wrong)} sizes differ"
+        raise ValueError(f"these weights don't fit {what}: {count} ({_shortened(wrong)})")
 
 
 def _shortened(items: list[str]) -> str:
@@ -148,9 +150,11 @@ def _fit_positions(state_dict: StateDict, name: str, layer: PosEmbed) -> None:
 def _square_grid(stored: Mapping[str, Tensor], layer: PosEmbed) -> Grid:
     """The grid that positions were stored for; numbers of free values tell a square one."""
     shapes = {irrep: value.shape for irrep, value in stored.items()}
-    for side in range(1, 129):
-        guess = PosEmbed(layer.in_layout, side, device="meta")
+    group = layer.in_layout.group
+    orbits = len(stored.get(group.irreps[0].name, ()))  # of places: each has between one and as many as the group
+    for side in range(isqrt(orbits), isqrt(orbits * group.order) + 1):
+        guess = PosEmbed(layer.in_layout, max(side, 1), device="meta")
         if {irrep: value.shape for irrep, value in guess.weight.items()} == shapes:
-            return side, side
+            return guess.grid_size
     counts = {irrep: tuple(shape) for irrep, shape in shapes.items()}
     raise ValueError(f"positions {counts} belong to no square grid; load them at their own size, then set_input_size")
