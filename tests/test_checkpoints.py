@@ -81,7 +81,7 @@ def test_refused_files(name: str, tmp_path: Path) -> None:
 def test_code_in_a_file_is_not_run(options: dict[str, Any], tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     path = saved(tmp_path / "a.pth", {**WEIGHTS, "b": Malicious(marker)}, **options)
-    with pytest.raises(ValueError, match=r"a\.pth' holds posix\.mkdir, which is no data, and code is never run"):
+    with pytest.raises(ValueError, match=r"a\.pth' holds \w+\.mkdir, which is no data, and code is never run"):
         read_weights(path)
     assert not marker.exists()
     torch.load(path, weights_only=False)  # the file is as malicious as it claims

@@ -53,6 +53,7 @@ def prefixed(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 FORMS = {
     "bare": lambda weights: weights,
+    "with logits beside": lambda weights: {**weights, "logits": torch.ones(1), "input": torch.ones(1)},
     "of a parallel run": lambda weights: prefixed(weights, "module."),
     "compiled": lambda weights: prefixed(weights, "module._orig_mod."),
     "beside other state": lambda weights: {"model": weights, "epoch": 3, "scaler": {}},

@@ -115,6 +115,11 @@ def convnext(**changes: Tensor | None) -> dict[str, Tensor]:
     return changed(to_reference(ConvNeXt(depths=(1, 1), dims=(8, 16))), **changes)
 
 
+def test_shifts_that_the_reference_code_never_applies() -> None:
+    stored = {f"blocks__0__norm1__beta_{name}": torch.ones(8) for name in ("sym", "asym")}
+    assert not load_reference(resmlp(**stored)).get_parameter("blocks.0.norm1.beta").any()
+
+
 ONE = torch.ones(1)
 REFUSED = {
     "missing": (

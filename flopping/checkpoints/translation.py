@@ -48,7 +48,7 @@ class Translation:
     def give(self, ours: str, *theirs: str, change: Callable[..., Tensor] = _same) -> None:
         """One of our weights, made of some of theirs. What is missing is only noted, to be reported all at once."""
         self.wanted.update(theirs)
-        if not set(theirs) <= set(self.source):
+        if any(key not in self.source for key in theirs):
             return
         values = [self.source[key] for key in theirs]
         # in half precision, factors would round
