@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import pickle
+import re
 import tempfile
+import warnings
+from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-NESTED = ("model", "state_dict", "model_state_dict")
+_NESTED = ("model", "state_dict", "model_state_dict")
 """Where training scripts put the weights beside their other state."""
 
 
@@ -25,62 +27,84 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r}")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    for name in NESTED:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
-            break
-    strange = [key for key, value in content.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
-    if strange or not content:
-        kinds = ", ".join(f"{key!r} ({type(content[key]).__name__})" for key in strange[:4]) or "nothing"
-        raise ValueError(f"{str(path)!r} is no table of weights: besides tensors it holds {kinds}")
-    return dict(content)
+    return table_of_weights(content, repr(str(path)))
 
 
-def _read_safetensors(path: Path) -> Mapping[str, Any]:
+def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
+    """Names and tensors, which may lie beside the other state of a training run; anything else is refused."""
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{what} is no table of weights but a {type(content).__name__}")
+    table: Mapping[Any, Any] = content
+    table = next((table[name] for name in _NESTED if isinstance(table.get(name), Mapping)), table)
+    strange = [key for key, value in table.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if strange:
+        kinds = ", ".join(f"{key!r} ({type(table[key]).__name__})" for key in strange[:4])
+        raise ValueError(f"{what} is no table of weights: besides tensors it holds {kinds}")
+    if not table:
+        raise ValueError(f"{what} holds no weights")
+    return dict(table)
+
+
+def _read_safetensors(path: Path) -> object:
     try:
-        return dict(load_file(path))
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{str(path)!r} is no whole .safetensors file: {error}") from error
 
 
-def _read_torch(path: Path) -> Mapping[str, Any]:
+def _read_torch(path: Path) -> object:
+    # Options of a training run are plain data. torch before 2.5 can't be told so, and refuses them.
+    allowed = getattr(torch.serialization, "safe_globals", lambda _: nullcontext())
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        what = str(error).splitlines()[0]
-        hint = "it holds more than data, and code in it is never run" if is_zipfile(path) else "it is no whole file"
-        raise ValueError(f"{str(path)!r} can't be read: {hint} ({what})") from error
-    except (RuntimeError, EOFError, OSError, BadZipFile, ValueError, KeyError) as error:
-        raise ValueError(f"{str(path)!r} is no whole file of weights: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{str(path)!r} holds a {type(content).__name__}, not a table of weights")
-    return content
+        with warnings.catch_warnings(), allowed([Namespace]):
+            warnings.simplefilter("ignore")  # about other formats, in files that are refused anyway
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle fails in as many ways as there are instructions
+        code = re.search(r"(?:GLOBAL|global|class) `?([\w.]+\.[\w.]+)", str(error))
+        if code:
+            raise ValueError(f"{str(path)!r} holds {code[1]}, which is no data, and code is never run") from error
+        raise ValueError(f"{str(path)!r} is no whole file of weights ({type(error).__name__})") from error
 
 
-def write_weights(
-    state_dict: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None
-) -> None:
-    """A `.safetensors` file; it appears under its name once it is whole, so an older one is never half-overwritten."""
-    path = Path(path)
+def require_output(path: Path, overwrite: bool) -> None:
+    """Refuse names under which no weights can be written."""
     if path.suffix != ".safetensors":
         raise ValueError(f"weights are written as .safetensors, got {str(path)!r}")
     if not path.parent.is_dir():
         raise ValueError(f"no folder {str(path.parent)!r}")
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
-        save_file(tensors, name, metadata={"format": "pt", **(metadata or {})})
-        with open(name, "rb") as written:
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{str(path)!r} exists; overwrite=True (--force) replaces it")
+
+
+def write_weights(
+    state_dict: Mapping[str, Tensor],
+    path: str | Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """A `.safetensors` file; it appears under its name once it is whole, so an older one is never half-overwritten."""
+    path = Path(path)
+    require_output(path, overwrite)
+    path = path.resolve()  # behind a link, the file is replaced and the link stays
+    tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
+    # in a folder of its own, because a writer that is interrupted may leave files of any name
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        whole = Path(folder, path.name)
+        try:
+            save_file(tensors, whole, metadata={"format": "pt", **(metadata or {})})
+        except SafetensorError as error:
+            raise OSError(f"can't write {str(path)!r}: {error}") from error
+        with open(whole, "rb") as written:
             os.fsync(written.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        whole.chmod(0o666 & ~_umask(Path(folder)))
+        os.replace(whole, path)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _umask(folder: Path) -> int:
+    """What new files are denied. Asking the system for it would change it for other threads for a moment."""
+    probe = folder / "umask"
+    os.close(os.open(probe, os.O_CREAT | os.O_WRONLY, 0o666))
+    return 0o666 & ~probe.stat().st_mode

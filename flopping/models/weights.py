@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import isqrt
 from typing import Any
 
 import torch
@@ -31,50 +32,92 @@ def timm_name(key: str, model: Backbone) -> str:
 
 
 def from_timm(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
-    """timm's weights under our names and in our shapes, for a model with `group="trivial"`."""
+    """timm's weights under our names and in our shapes, for a model with `group="trivial"`.
+
+    They are those of the same network: `checkpoint_filter_fn` fits other ones.
+    """
+    found = _renamed(state_dict, model)
     own = model.state_dict()
-    names = {timm_name(key, model): key for key in own}
-    require_keys(state_dict, names, type(model).__name__)
-    windows = {f"{name}.proj.even.weight" for name, layer in model.named_modules() if isinstance(layer, Downsample)}
-    found = {}
-    for name, key in names.items():
-        value = state_dict[name]
-        if key in windows:
-            value = value.permute(0, 2, 3, 1)  # ours reads a window place by place
-        if value.numel() != own[key].numel():
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, {key} needs {tuple(own[key].shape)}")
-        found[key] = value.reshape(own[key].shape)
+    require_keys(found, own, type(model).__name__, {key: timm_name(key, model) for key in own})
+    require_shapes(found, own, type(model).__name__, {key: timm_name(key, model) for key in own})
     return found
 
 
-def require_keys(state_dict: Mapping[str, Any], wanted: Mapping[str, Any] | set[str], what: str) -> None:
-    """Refuse weights that lack some of the wanted names, or have others."""
-    missing, extra = sorted(set(wanted) - set(state_dict)), sorted(set(state_dict) - set(wanted))
-    if missing or extra:
-        parts = [
-            f"{label} {len(keys)} keys ({_shortened(keys)})"
-            for label, keys in (("lacks", missing), ("has also", extra))
-            if keys
-        ]
-        raise ValueError(f"these weights don't fit {what}: the file {' and '.join(parts)}")
+def _renamed(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
+    """timm's weights as ours, whatever their sizes; those that have no name of ours keep theirs."""
+    own = model.state_dict()
+    names = {timm_name(key, model): key for key in own}
+    windows = {f"{name}.proj.even.weight" for name, layer in model.named_modules() if isinstance(layer, Downsample)}
+    found = {}
+    for name, value in state_dict.items():
+        key = names.get(name, name)
+        if key in windows and value.dim() == 4:
+            value = value.permute(0, 2, 3, 1)  # ours reads a window place by place
+        found[key] = _with_axes(value, own[key].dim()) if key in own else value
+    return found
 
 
-def _shortened(keys: list[str]) -> str:
-    return ", ".join(keys[:4]) + (", ..." if len(keys) > 4 else "")
+def _with_axes(value: Tensor, axes: int) -> Tensor:
+    """Without axes of size 1 in front, and filters as rows, down to a number of axes."""
+    while value.dim() > axes and value.shape[0] == 1:
+        value = value[0]
+    return value.flatten(axes - 1) if value.dim() > axes else value
+
+
+def require_keys(
+    state_dict: Mapping[str, Any],
+    wanted: Iterable[str],
+    what: str,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse weights that lack some of the wanted keys, or have others; `names` are what their source calls them."""
+    differences = {"lack": set(wanted) - set(state_dict), "have also": set(state_dict) - set(wanted)}
+    parts = []
+    for label, keys in differences.items():
+        if keys:
+            shown = sorted((names or {}).get(key, key) for key in keys)
+            parts.append(f"{label} {len(keys)} {'key' if len(keys) == 1 else 'keys'} ({_shortened(shown)})")
+    if parts:
+        raise ValueError(f"these weights don't fit {what}: they {' and '.join(parts)}")
+
+
+def require_shapes(
+    state_dict: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    what: str,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse weights of other shapes; `names` are what their source calls them."""
+    wrong = [
+        f"{(names or {}).get(key, key)} gives {key} {tuple(state_dict[key].shape)}, not {tuple(value.shape)}"
+        for key, value in wanted.items()
+        if key in state_dict and state_dict[key].shape != value.shape
+    ]
+    if wrong:
+        count = "1 size differs" if len(wrong) == 1 else f"{len(wrong)} sizes differ"
+        raise ValueError(f"these weights don't fit {what}: {count} ({_shortened(wrong)})")
+
+
+def _shortened(items: list[str]) -> str:
+    return ", ".join(items[:4]) + (", ..." if len(items) > 4 else "")
 
 
 def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
     """What timm calls on weights before loading them: fit them to the model where that is meant to be possible.
 
     timm's own weights go into ordinary networks; positions are interpolated to the model's grid; the first layer
-    is fitted to the number of image channels.
+    is fitted to the number of image channels. All keys but the classifier's must be there, because timm, when it
+    replaces the classifier, would load what it finds and say nothing.
     """
     if not isinstance(model, Backbone):
-        raise TypeError(f"expected a network of this library, got {type(model).__name__}")
+        raise ValueError(f"expected a network of this library, got {type(model).__name__}")
     own = model.state_dict()
-    if not set(own) & set(state_dict) - {"head.weight", "head.bias"} and model.layouts[0].group.order == 1:
-        state_dict = from_timm(state_dict, model)
+    classifier = {f"{name}.{kind}" for name in ("head", "head.fc") for kind in ("weight", "bias")}
+    only_ours = set(own) - {timm_name(key, model) for key in own}
+    if model.layouts[0].group.order == 1 and not only_ours & set(state_dict):
+        state_dict = _renamed(state_dict, model)
     state_dict = dict(state_dict)
+    require_keys({key: 0 for key in state_dict if key not in classifier}, set(own) - classifier, type(model).__name__)
     for name, layer in model.named_modules():
         if isinstance(layer, PatchEmbed):
             _fit_channels(state_dict, f"{name}.proj", layer)
@@ -107,9 +150,11 @@ def _fit_positions(state_dict: StateDict, name: str, layer: PosEmbed) -> None:
 def _square_grid(stored: Mapping[str, Tensor], layer: PosEmbed) -> Grid:
     """The grid that positions were stored for; numbers of free values tell a square one."""
     shapes = {irrep: value.shape for irrep, value in stored.items()}
-    for side in range(1, 129):
-        guess = PosEmbed(layer.in_layout, side, device="meta")
+    group = layer.in_layout.group
+    orbits = len(stored.get(group.irreps[0].name, ()))  # of places: each has between one and as many as the group
+    for side in range(isqrt(orbits), isqrt(orbits * group.order) + 1):
+        guess = PosEmbed(layer.in_layout, max(side, 1), device="meta")
         if {irrep: value.shape for irrep, value in guess.weight.items()} == shapes:
-            return side, side
+            return guess.grid_size
     counts = {irrep: tuple(shape) for irrep, shape in shapes.items()}
     raise ValueError(f"positions {counts} belong to no square grid; load them at their own size, then set_input_size")

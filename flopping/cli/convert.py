@@ -1,0 +1,64 @@
+"""`flopping convert`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flopping.cli.common import app, refusals
+
+convert = typer.Typer(no_args_is_help=True, help="Rewrite checkpoints from elsewhere, so that timm loads them by name.")
+app.add_typer(convert, name="convert")
+
+
+class HandOff(str, Enum):
+    hybrid = "hybrid"
+    abs = "abs"
+
+
+@convert.command("reference")
+def convert_reference(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A checkpoint of the paper's code: .pth, .safetensors.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.safetensors", help="Where the weights go.")],
+    num_heads: Annotated[
+        int | None, typer.Option(min=1, help="Heads of a transformer whose width is none of the paper's.")
+    ] = None,
+    img_size: Annotated[
+        str | None, typer.Option(metavar="H[,W]", help="Size of images, where the grid of tokens isn't square.")
+    ] = None,
+    handoff: Annotated[
+        HandOff | None, typer.Option(help="What happens before ordinary blocks that follow equivariant ones.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Rewrite a checkpoint of the paper's reference code, and show the line of Python that loads it.
+
+    Example: flopping convert reference vit_s.pth -o vit_s.safetensors
+    """
+    from flopping.checkpoints import convert_reference as run
+
+    with refusals():
+        made = run(
+            source,
+            out,
+            num_heads=num_heads,
+            img_size=None if img_size is None else _size(img_size),
+            handoff=None if handoff is None else handoff.value,
+            overwrite=force,
+        )
+    paper = "" if made.paper is None else f"{made.paper}, "
+    arguments = f" with {made.arguments}" if made.args else ""
+    typer.echo(f"{paper}registered as {made.name}{arguments}.")
+    typer.echo("It is loaded, after `import flopping, timm`, by:")
+    typer.echo(made.line)
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    """Height and width from `H` or `H,W`."""
+    numbers = [int(number) if number.isdecimal() else 0 for number in text.split(",")]
+    if len(numbers) > 2 or not all(numbers):
+        raise ValueError(f"--img-size is one positive number or two, as in 224 or 224,288; got {text!r}")
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

@@ -1,0 +1,71 @@
+"""`flopping models`."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flopping.cli.common import app, refusals
+
+
+@app.command()
+def models(
+    pattern: Annotated[
+        str, typer.Argument(help='Which ones: a registered name or one of the paper, with wildcards ("E(*)").')
+    ] = "*",
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per network.")] = False,
+) -> None:
+    """List all networks: the paper's name, the registered name, parameters, FLOPs, and whether the paper's are met.
+
+    Examples: flopping models; flopping models "E(*)"; flopping models "deit3_*" --json
+    """
+    from rich.progress import Progress
+
+    from flopping.overview import linear_handoff_params, names, rows
+
+    with refusals():
+        chosen = names(pattern)
+        if not chosen:
+            from flopping.models.zoo import closest
+
+            raise ValueError(f"no network fits {pattern!r}{closest(pattern)}")
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("counting", total=len(chosen))
+        found = list(rows(pattern, lambda: bar.advance(task)))
+    marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}
+    caption = (
+        "Parameters in millions, FLOPs (paper's convention) and multiply-adds (MACs) in G for one image. 'met': equal"
+        " at the paper's rounding, FLOPs also if fewer or at most 0.5 % more. I(X) is counted with the |odd| hand-off,"
+        " as in the paper; with the linear one, its default, it has"
+    )
+    linear = [f"{r.paper} {n / 1e6:.1f}" for r in found if (n := linear_handoff_params(r.name)) and r.paper]
+    zeros = [f"{r.paper} {r.constants / 1e6:.2f}" for r in found if r.constants and r.reported]
+    caption = f"{caption} {', '.join(linear)}." if linear else caption.partition(" I(X)")[0]
+    if zeros:
+        caption += f" The paper counts as parameters zeros that we don't store: {', '.join(zeros)}."
+    table = Table("paper", "name", "params", "paper's", "", "FLOPs", "paper's", "", "MACs", caption=caption)
+    table.caption_justify = "left"
+    for r in found:
+        if json:
+            typer.echo(
+                json_module.dumps({**asdict(r), "params_met": r.params_met, "flops_met": r.flops_met}, allow_nan=False)
+            )
+        reported = ("", "") if r.reported is None else (f"{r.reported.params_m}", f"{r.reported.flops_g}")
+        table.add_row(
+            r.paper,
+            r.name,
+            f"{r.params / 1e6:.2f}",
+            reported[0],
+            marks[r.params_met],
+            f"{r.flops / 1e9:.3f}",
+            reported[1],
+            marks[r.flops_met],
+            f"{r.macs / 1e9:.3f}",
+        )
+    if not json:
+        Console().print(table)

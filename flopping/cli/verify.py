@@ -1,0 +1,111 @@
+"""`flopping verify`."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from enum import Enum
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flopping.cli.common import app, refusals
+
+if TYPE_CHECKING:
+    from flopping.groups import Group
+    from flopping.verify import Row
+
+
+class DType(str, Enum):
+    float32 = "float32"
+    float64 = "float64"
+
+
+@app.command()
+def verify(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="'layers' for all layers of the library, the name of one (Linear), MODULE:ATTRIBUTE or"
+            " FILE.py:ATTRIBUTE for your own module or a function that makes it, or a model by its registered name"
+            ' or the paper\'s, e.g. "E(ViT-S)".'
+        ),
+    ],
+    group: Annotated[
+        str | None, typer.Option(help="Check this group, by default the one the network declares.")
+    ] = None,
+    img_size: Annotated[
+        int | None, typer.Option(min=1, help="Size of the test image, where the network doesn't say.")
+    ] = None,
+    dtype: Annotated[DType, typer.Option(help="Precision of weights and image.")] = DType.float32,
+    tol: Annotated[float | None, typer.Option(help="Largest relative error that passes.")] = None,
+    as_is: Annotated[bool, typer.Option("--as-is", help="Keep the weights; else all get random values.")] = False,
+    depth: Annotated[int | None, typer.Option(help="Show layers nested this deep, by default 2.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per layer.")] = False,
+) -> None:
+    """Show the equivariance error of every layer, and name the first that breaks. Exit code 1 if one does.
+
+    Examples: flopping verify layers; flopping verify Attention --group octic; flopping verify my_net.py:build
+    """
+    import torch
+
+    from flopping.groups import flop, get_group
+    from flopping.targets import example_input, load, try_size
+    from flopping.testing import group_of, randomize_
+    from flopping.verify import first_break, layer_names, verify_layers
+    from flopping.verify import verify as run
+
+    precision = getattr(torch, dtype.value)
+    with refusals():
+        chosen = None if group is None else get_group(group)
+        if target == "layers" or target in layer_names():
+            if img_size is not None or as_is or depth is not None:
+                raise ValueError(f"--img-size, --as-is and --depth are for networks, got the layer {target!r}")
+            rows = verify_layers(layer=None if target == "layers" else target, group=chosen, dtype=precision, tol=tol)
+            model = None
+        else:
+            model = load(target).to(precision)
+            x = example_input(model, img_size, precision)
+            if img_size is not None:
+                try_size(model, x, img_size)
+    checked = chosen
+    if model is not None:
+        checked = chosen or group_of(model) or flop
+        rows = run(model if as_is else randomize_(model), x, group=chosen, tol=tol)
+        if all(row.passed is None for row in rows):
+            typer.echo("Nothing to check: no layer claims to follow a group.", err=True)
+            raise typer.Exit(2)
+    broken = first_break(rows)
+    if json:
+        for row in rows:
+            error = row.error if row.error is None or isfinite(row.error) else None  # JSON has no infinity
+            typer.echo(json_module.dumps({**asdict(row), "error": error, "passed": row.passed}))
+    else:
+        deepest = 2 if depth is None else depth
+        caption = f"checked: {_elements(checked)}" if checked else "checked: each group that a layer supports"
+        _print_rows([row for row in rows if row.depth <= deepest or row is broken], broken, len(rows), caption)
+    raise typer.Exit(1 if broken else 0)
+
+
+def _elements(group: Group) -> str:
+    """The group and what it does to an image, apart from leaving it alone."""
+    moves = ", ".join(group.elements[1:])
+    return f"the group {group}" if moves == group.name else f"the group {group} ({moves})"
+
+
+def _print_rows(rows: list[Row], broken: Row | None, total: int, caption: str) -> None:
+    console = Console()
+    table = Table("layer", "type", "error", "tolerance", "", caption=caption, caption_justify="left")
+    marks = {True: "[green]pass[/green]", False: "[red]FAIL[/red]", None: "no claim"}
+    for row in rows:
+        error = "" if row.error is None else f"{row.error:.1e}"
+        table.add_row(row.name, row.layer, error, f"{row.tolerance:.1e}", marks[row.passed])
+    console.print(table)
+    if broken is not None:
+        where = f"{broken.name} ({broken.layer})"
+        console.print(f"[red]The first layer that breaks is {where}, with error {broken.error:.1e}.[/red]")
+    else:
+        console.print(f"No layer breaks; {len(rows)} of {total} shown.")
