@@ -145,9 +145,10 @@ class Layout:
     def __mul__(self, factor: float) -> Layout:
         """All multiplicities times a factor, e.g. the hidden layer of an MLP; the products must be whole."""
         scaled = [m * factor for m in self.multiplicities]
-        if any(m % 1 for m in scaled):
+        whole = [round(m) for m in scaled]
+        if any(abs(m - n) > 1e-9 * abs(n) for m, n in zip(scaled, whole, strict=True)):
             raise ValueError(f"{self} times {factor} is not a whole number of copies")
-        return Layout(self.group, tuple(int(m) for m in scaled))
+        return Layout(self.group, tuple(whole))
 
     __rmul__ = __mul__
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -31,6 +31,8 @@ class Row:
     flops: float
     macs: float
     reported: Result | None
+    linear_params: int | None = None
+    """Parameters with the linear hand-off, the default of I(X), which is counted with |odd| as in the paper."""
 
     @property
     def params_met(self) -> bool | None:
@@ -67,16 +69,16 @@ def row(name: str, paper: str | None = None) -> Row:
     >>> row("deit3_flop_test_patch16_64").params
     158952
     """
-    entry = ZOO.get(name)
-    args = {}
-    if entry is not None and "invariant" in entry.args.get("handoffs", {}).values():
-        args["handoffs"] = dict.fromkeys(entry.args["handoffs"], "abs")
     with torch.device("meta"):
-        model = timm.create_model(name, **args)
-    size = model.pretrained_cfg["input_size"]
-    cost = count(model, size)
-    params = sum(parameter.numel() for parameter in model.parameters())
-    return Row(paper, name, params, _constants(model), cost.flops, cost.macs, results().get(paper or ""))
+        model = timm.create_model(name)
+        linear = None
+        handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
+        if "invariant" in handoffs.values():
+            linear = _params(model)
+            model = timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs"))
+    cost = count(model, model.pretrained_cfg["input_size"])
+    reported = results().get(paper or "")
+    return Row(paper, name, _params(model), _constants(model), cost.flops, cost.macs, reported, linear)
 
 
 def rows(pattern: str = "*", progress: Callable[[], object] | None = None) -> Iterator[Row]:
@@ -87,13 +89,25 @@ def rows(pattern: str = "*", progress: Callable[[], object] | None = None) -> It
             progress()
 
 
-def linear_handoff_params(name: str) -> int | None:
-    """Parameters with the linear hand-off that I(X) has by default, where the table shows those of |odd|."""
-    entry = ZOO.get(name)
-    if entry is None or "invariant" not in entry.args.get("handoffs", {}).values():
-        return None
-    with torch.device("meta"):
-        model: nn.Module = timm.create_model(name)
+def notes(found: Sequence[Row]) -> str:
+    """What the columns mean, and what the figures don't show."""
+    text = (
+        "Parameters in millions, FLOPs (paper's convention) and multiply-adds (MACs) in G for one image. 'met': equal"
+        f" at the paper's rounding; FLOPs also if fewer, or at most {TOLERANCE:.1%} more."
+    )
+    linear = [f"{row.paper} {row.linear_params / 1e6:.1f}" for row in found if row.paper and row.linear_params]
+    if linear:
+        text += (
+            " I(X) is counted with the |odd| hand-off, as in the paper; with the linear one, its default, it has"
+            f" {', '.join(linear)}."
+        )
+    zeros = [f"{row.paper} {row.constants / 1e6:.2f}" for row in found if row.constants and row.reported]
+    if zeros:
+        text += f" The paper counts as parameters zeros that we don't store: {', '.join(zeros)}."
+    return text
+
+
+def _params(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 

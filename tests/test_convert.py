@@ -97,11 +97,6 @@ REFUSED = {
     "three numbers": (["--img-size", "16,48,3"], {}, "--img-size is one positive number or two"),
     "no handoff": (["--num-heads", "2", "--img-size", "16,48"], {"handoffs": {1: "abs"}}, "say handoff="),
     "another handoff": (["--handoff", "invariant"], {}, "'hybrid', 'abs'"),
-    "no scale": (
-        ["--num-heads", "2", "--img-size", "16,48"],
-        {"init_values": None},
-        "it drops init_values=None; flopping.load_reference can",
-    ),
 }
 
 

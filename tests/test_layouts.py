@@ -138,3 +138,8 @@ def test_products_must_be_whole(factor: float) -> None:
 def test_products_must_leave_something(factor: int) -> None:
     with pytest.raises(ValueError, match=rf"not all zero, got \({5 * factor}, {2 * factor}\)"):
         Layout(flop, (5, 2)) * factor
+
+
+def test_products_may_be_rounded() -> None:
+    """120 / 88 is no exact number, but 88 times it is meant to be 120."""
+    assert (Layout.regular(flop, 176) * (120 / 88)).multiplicities == (120, 120)

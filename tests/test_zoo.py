@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from flopping.cli import app
 from flopping.models import ZOO, Backbone, paper_names, registered_name
-from flopping.overview import linear_handoff_params, names, row
+from flopping.overview import names, row
 from flopping.paper import results
 
 runner = CliRunner()
@@ -47,7 +47,7 @@ def test_parameters_of_the_paper(paper: str) -> None:
     ("paper", "millions"), [("I(ViT-S)", 16.479), ("I(ViT-B)", 64.661), ("I(ViT-L)", 227.791), ("I(ViT-H)", 473.367)]
 )
 def test_parameters_with_the_linear_handoff(paper: str, millions: float) -> None:
-    params = linear_handoff_params(paper_names()[paper])
+    params = row(paper_names()[paper]).linear_params
     assert params is not None
     assert round(params / 1e6, 3) == millions
 

@@ -56,12 +56,6 @@ def convert_reference(
     out = Path(out)
     require_output(out, overwrite)
     found = translate(source, num_heads=num_heads, img_size=img_size, handoff=handoff)
-    if None in found.args.values():
-        nothing = ", ".join(key for key, value in found.args.items() if value is None)
-        raise ValueError(
-            f"timm.create_model can't make this network by name, because it drops {nothing}=None;"
-            " flopping.load_reference can"
-        )
     metadata = {"architecture": found.name, "args": json.dumps(found.args)}
     write_weights(build(found).state_dict(), out, metadata, overwrite=overwrite)
     return Converted(out, paper_name(found), found.name, found.args)

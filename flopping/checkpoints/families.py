@@ -36,7 +36,7 @@ def vision_transformer(found: Translation, hints: Hints) -> None:
         "qkv_bias": "blocks.0.attn.qkv.linear_sym.bias" in found.source,
     }
     if "blocks.0.gamma_1.alpha_sym" not in found.source:
-        found.args["init_values"] = None
+        found.args["init_values"] = 0.0
     set_img_size(found, 2 * places, found.value("patch_embed.flatten_and_permute.permutation"), hints.img_size)
     _set_handoff(found, ordinary, hints.handoff)
     found.give("cls_token.token", "cls_token.0", change=torch.flatten)
@@ -181,7 +181,7 @@ def _convnext_sizes(found: Translation, block: str) -> int:
     *_, kernel, _ = found.shape(f"{block}.dwconv.sym_to_sym.weight", 4)
     found.args |= {"mlp_ratio": hidden / half, "kernel_size": kernel}
     if f"{block}.gamma.alpha_sym" not in found.source:
-        found.args["init_values"] = None
+        found.args["init_values"] = 0.0
     return 2 * half
 
 

@@ -126,12 +126,7 @@ def _registered(model: type[Backbone], args: Mapping[str, Any]) -> tuple[str, di
     So weights of the paper's networks can be loaded by name, without arguments.
     """
     changes = {entry.name: _changes(entry, args) for entry in ZOO.values() if entry.model is model}
-
-    def cost(name: str) -> tuple[bool, int]:
-        # timm.create_model passes no argument that is None
-        return None in changes[name].values(), len(changes[name])
-
-    name = min(changes, key=cost)
+    name = min(changes, key=lambda name: len(changes[name]))
     return name, changes[name]
 
 
@@ -139,6 +134,6 @@ def _changes(entry: Entry, args: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that make a registered network one with the given arguments and the class's defaults."""
     defaults = {p.name: p.default for p in signature(entry.model).parameters.values()}
     own, wanted = {**defaults, **entry.args}, {**defaults, **args}
-    if own["init_values"] is not None and wanted["init_values"] is not None:
+    if bool(own["init_values"]) == bool(wanted["init_values"]):
         wanted["init_values"] = own["init_values"]  # where scales start doesn't matter once they have values
     return {key: value for key, value in wanted.items() if own[key] != value}

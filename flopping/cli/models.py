@@ -26,30 +26,30 @@ def models(
     """
     from rich.progress import Progress
 
-    from flopping.overview import linear_handoff_params, names, rows
+    from flopping.models.zoo import closest
+    from flopping.overview import names, notes, rows
 
+    chosen = names(pattern)
     with refusals():
-        chosen = names(pattern)
         if not chosen:
-            from flopping.models.zoo import closest
-
             raise ValueError(f"no network fits {pattern!r}{closest(pattern)}")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("counting", total=len(chosen))
         found = list(rows(pattern, lambda: bar.advance(task)))
     marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}
-    caption = (
-        "Parameters in millions, FLOPs (paper's convention) and multiply-adds (MACs) in G for one image. 'met': equal"
-        " at the paper's rounding, FLOPs also if fewer or at most 0.5 % more. I(X) is counted with the |odd| hand-off,"
-        " as in the paper; with the linear one, its default, it has"
+    table = Table(
+        "paper",
+        "name",
+        "params",
+        "paper's",
+        "",
+        "FLOPs",
+        "paper's",
+        "",
+        "MACs",
+        caption=notes(found),
+        caption_justify="left",
     )
-    linear = [f"{r.paper} {n / 1e6:.1f}" for r in found if (n := linear_handoff_params(r.name)) and r.paper]
-    zeros = [f"{r.paper} {r.constants / 1e6:.2f}" for r in found if r.constants and r.reported]
-    caption = f"{caption} {', '.join(linear)}." if linear else caption.partition(" I(X)")[0]
-    if zeros:
-        caption += f" The paper counts as parameters zeros that we don't store: {', '.join(zeros)}."
-    table = Table("paper", "name", "params", "paper's", "", "FLOPs", "paper's", "", "MACs", caption=caption)
-    table.caption_justify = "left"
     for r in found:
         if json:
             typer.echo(

@@ -148,11 +148,11 @@ def layer_scale(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """A layer scale, or nothing where its start is None.
+    """A layer scale, or nothing where its start is None or 0, from which it would never leave.
 
     >>> layer_scale(Layout.regular("flop", 4), None)
     Identity()
     """
-    if init_values is None:
+    if not init_values:
         return nn.Identity()
     return LayerScale(layout, init_values, device=device, dtype=dtype)
