@@ -30,7 +30,7 @@ test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the sm
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
 	FLOPPING_TIMM_MODELS='*test*' $(TIMM_PYTEST)
 
-timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (half an hour, 12 GB)
+timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (half an hour)
 	$(TIMM_PYTEST) --durations 10
 
 lint: $(READY) ## check style (ruff) and types (mypy)

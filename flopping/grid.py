@@ -15,7 +15,7 @@ from math import ceil, prod, sqrt
 import torch
 from torch import Tensor, nn
 
-from flopping.features import Layout, is_symbolic
+from flopping.features import Feature, Layout, is_symbolic
 from flopping.groups import Group
 from flopping.sums import Combination, combination, combine
 
@@ -42,6 +42,12 @@ def check_square(group: Group, grid: Grid, who: str) -> None:
     group.require_grid(who)
     if group.swaps_axes and grid[0] != grid[1]:
         raise ValueError(f"{who}: {group} turns rows into columns and needs a square grid, got {grid}")
+
+
+def check_tokens(x: Feature, grid: Grid, who: str) -> None:
+    """Refuse, on behalf of `who`, tokens `(B, N, ...)` that are not as many as the places of a grid."""
+    if not is_symbolic(x) and x[0].shape[1] != prod(grid):
+        raise ValueError(f"{who}: grid {grid} has {prod(grid)} places, got {x[0].shape[1]} tokens")
 
 
 class Fold(nn.Module):

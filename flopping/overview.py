@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from flopping.bench.count import count
-from flopping.models import ZOO, paper_names
+from flopping.models import ZOO, paper_names, registered_name
 from flopping.nn import DepthwiseConv2d
 from flopping.paper import Result, results
 
@@ -59,8 +60,9 @@ def names(pattern: str = "*") -> dict[str, str | None]:
     """
     papers = {registered: paper for paper, registered in paper_names().items()}
     every = {name: papers.get(name) for name in [*papers, *ZOO]}
-    order = sorted(every, key=lambda name: (name not in papers, list(every).index(name)))
-    return {n: every[n] for n in order if fnmatch(n, pattern) or fnmatch(every[n] or "", pattern)}
+    with suppress(ValueError):
+        pattern = registered_name(pattern)  # a name of the paper in any spelling
+    return {name: paper for name, paper in every.items() if fnmatch(name, pattern) or fnmatch(paper or "", pattern)}
 
 
 def row(name: str, paper: str | None = None) -> Row:

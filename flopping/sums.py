@@ -44,14 +44,9 @@ def combine(terms: Sequence[Tensor], weighted: Combination) -> Tensor:
     for size, plus, minus in weighted:
         first, *others = (*plus, *minus)
         total = terms[first] if plus else -terms[first]
-        fresh = not plus  # whether nobody else has the tensor
         for i in others:
-            if fresh:
-                total = total.add_(terms[i]) if i in plus else total.sub_(terms[i])
-            else:
-                total = total + terms[i] if i in plus else total - terms[i]
-            fresh = True
+            total = total + terms[i] if i in plus else total - terms[i]
         if size != 1:
-            total = total.mul_(size) if fresh else total * size
+            total = total.mul_(size) if others else total * size  # a single term belongs to the caller
         sums.append(total)
     return sum(sums[1:], sums[0])

@@ -25,8 +25,11 @@ LAYERS = [name for name in fnn.__all__ if name not in {"Module", "Sequential"}]
 def load(target: str) -> nn.Module:
     """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a model's name.
 
-    Models go by their registered names or by the paper's: "E(ViT-B)".
+    Models go by their registered names, by the paper's ("E(ViT-B)"), or by a folder: "local-dir:FOLDER".
     """
+    if target.startswith("local-dir:"):
+        saved: nn.Module = timm.create_model(target, pretrained=True)
+        return saved
     if ":" in target:
         return _load_attribute(target)
     if target.endswith(".py"):

@@ -9,10 +9,11 @@ import timm
 import torch
 from torch import nn
 
+from flopping import flop
 from flopping.models import ZOO, Backbone, ConvNeXt, ResMlp, VisionTransformer
 from flopping.testing import TOLERANCES, assert_equivariant, randomize_, relative_error
 
-# Up to size B. Odd grids and rectangles stand beside the size of the registry.
+# Up to size B, on odd grids and rectangles.
 UP_TO_B = [
     name
     for name, entry in ZOO.items()
@@ -96,8 +97,10 @@ def test_handoffs_keep_logits_and_feed_every_parameter(family: str, handoffs: di
     x = torch.randn(2, 3, 32, 32)
     assert_equivariant(model, x, group="flop")
     model.train()(x).square().mean().backward()
-    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    assert not idle
+    idle = {name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()}
+    # the classifier of an equivariant ConvNeXt, here as in the paper, reads none of the last odd channels
+    assert all("blocks" in name and name.endswith(("mlp.fc2.odd.weight", "gamma.odd")) for name in idle)
+    assert len(idle) == (2 if isinstance(model, ConvNeXt) and handoffs is None else 0)
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -112,6 +115,23 @@ def test_handoffs_survive_json() -> None:
     """Configurations are kept as JSON, which has strings for keys."""
     a, b = TINY["vit"](handoffs={2: "hybrid"}), TINY["vit"](handoffs={"2": "hybrid"})
     assert list(a.state_dict()) == list(b.state_dict())
+
+
+def test_a_group_may_be_handed_off_as_a_value() -> None:
+    model = randomize_(TINY["vit"](group="flipflop", handoffs={2: flop}))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group="flop")
+
+
+@pytest.mark.parametrize("wrong", [["hybrid"], "hybrid"])
+def test_handoffs_are_a_table(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"e\.g\. \{6: 'hybrid'\}, got"):
+        TINY["vit"](handoffs=wrong)
+
+
+@pytest.mark.parametrize("wrong", [torch.nn.ReLU, 3])
+def test_activations_are_functions(wrong: object) -> None:
+    with pytest.raises(TypeError, match="an elementwise function"):
+        TINY["vit"](act_layer=wrong)
 
 
 def test_readout_of_absolute_values() -> None:
@@ -135,6 +155,8 @@ REFUSED = {
     "block too late": (lambda: TINY["vit"](handoffs={4: "hybrid"}), "blocks 0 to 3, got 4"),
     "no number": (lambda: TINY["vit"](handoffs={"two": "hybrid"}), "got 'two'"),
     "unknown kind": (lambda: TINY["vit"](handoffs={2: "hybird"}), "got 'hybird'"),
+    "half a block": (lambda: TINY["vit"](handoffs={2.5: "hybrid"}), "got 2.5"),
+    "one block twice": (lambda: TINY["vit"](handoffs={2: "hybrid", "2": "abs"}), "two hand-offs stand before block 2"),
     "nothing to hand off": (lambda: TINY["vit"](handoffs={0: "invariant"}), "before block 0"),
     "share": (lambda: TINY["vit"](invariant_share=1.5), "between 0 and 1, got 1.5"),
     "uneven share": (lambda: TINY["vit"](invariant_share=0.3), "dim=16, extra=5"),
@@ -143,12 +165,21 @@ REFUSED = {
     "rotation of filters": (lambda: TINY["isotropic"](group="octic"), "octic"),
     "pool": (lambda: TINY["vit"](global_pool="mean"), "got 'mean'"),
     "pool of maps": (lambda: TINY["isotropic"](global_pool="token"), "got 'token'"),
-    "no class token": (lambda: TINY["vit"](class_token=False), "class_token=True"),
+    "no class token": (lambda: TINY["vit"](class_token=False), "needs a class token"),
     "readout": (lambda: TINY["vit"](readout="odd"), "got 'odd'"),
     "heads": (lambda: TINY["vit"](num_heads=3), "3 heads"),
     "classes": (lambda: TINY["vit"](num_classes=-1), "got -1"),
     "drop rate": (lambda: TINY["vit"](drop_rate=1.5), "got 1.5"),
     "stages": (lambda: TINY["isotropic"](depths=(1, 2)), "depths=(1, 2), dims=(16,)"),
+    "depth": (lambda: TINY["resmlp"](depth=0), "at least one block, got 0"),
+    "activation": (lambda: TINY["vit"](act_layer="gelo"), "no activation is called 'gelo'"),
+    "drop path": (lambda: TINY["isotropic"](drop_path_rate=2.0), "got 2.0"),
+    "token of none": (
+        lambda: TINY["vit"](class_token=False, global_pool="avg").reset_classifier(5, "token"),
+        "needs a class token",
+    ),
+    "new classes": (lambda: TINY["resmlp"]().reset_classifier(-1), "got -1"),
+    "axes": (lambda: TINY["isotropic"]()(torch.randn(3, 32, 32)), "(B, 3, H, W), got shape (3, 32, 32)"),
     "image size": (lambda: TINY["vit"](img_size=33), "(33, 33)"),
     "image": (lambda: TINY["vit"]()(torch.randn(1, 3, 48, 48)), "(32, 32), got (48, 48)"),
     "image of a map": (

@@ -175,6 +175,48 @@ def test_feature_extractor_has_what_it_says() -> None:
     assert not [n for n, _ in model.named_parameters() if "head" in n]
 
 
+@pytest.mark.parametrize("feature_cls", ["hook", "fx", "list", "dict"])
+def test_other_feature_extractors_are_refused(feature_cls: str) -> None:
+    """They see single layers, whose features are tuples, and would take one part for the whole."""
+    with pytest.raises(ValueError, match=f"feature_cls is 'getter', got '{feature_cls}'"):
+        timm.create_model("convnext_flop_test", features_only=True, feature_cls=feature_cls)
+
+
+def test_hooks_on_stages_and_blocks_are_called(image: torch.Tensor) -> None:
+    model = create("convnext_flop_test")
+    calls = []
+    for layer in (model.stages[-1], model.stages[2].blocks[1]):
+        layer.register_forward_hook(lambda module, _args, _out: calls.append(type(module).__name__))
+    model(image)
+    assert calls == ["ConvNeXtBlock", "Stage"]
+
+
+def test_pruned_networks_say_what_is_gone(image: torch.Tensor) -> None:
+    model = create("deit3_flop_hybrid_test_patch16_64")
+    with pytest.raises(ValueError, match="behind index 1 there is nothing"):
+        model.prune_intermediate_layers([1], prune_head=False)
+    assert model.prune_intermediate_layers([1], prune_norm=True) == [1]
+    assert not model.handoffs
+    assert len(model.feature_info) == len(model.layouts) == 2
+    assert len(model.forward_intermediates(image, intermediates_only=True)) == 2
+    with pytest.raises(ValueError, match="the final norm was pruned away"):
+        model.forward_intermediates(image, norm=True, intermediates_only=True)
+    with pytest.raises(ValueError, match="there can't be 5 classes"):
+        model.reset_classifier(5)
+
+
+def test_size_of_a_configuration() -> None:
+    """timm builds a network for the size of its configuration, where no other is asked for."""
+    model = timm.create_model("resmlp_flop_test_64", pretrained_cfg_overlay={"input_size": (3, 96, 96)})
+    assert model.stem.img_size == (96, 96)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_can_be_built(name: str) -> None:
+    model = timm.create_model(name, dtype=torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_with_dynamic_batch(name: str, image: torch.Tensor) -> None:
     """The whole graph, without breaks, and no new graph for another batch."""
@@ -185,10 +227,11 @@ def test_compiled_with_dynamic_batch(name: str, image: torch.Tensor) -> None:
         graphs.append(graph)
         return graph
 
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
         for batch in (2, 3, 5):
             x = torch.randn(batch, 3, 64, 64)
+            torch._dynamo.mark_dynamic(x, 0)
             torch.testing.assert_close(compiled(x), model(x))
     assert len(graphs) == 1
 

@@ -52,9 +52,16 @@ def test_parameters_with_the_linear_handoff(paper: str, millions: float) -> None
     assert round(params / 1e6, 3) == millions
 
 
-@pytest.mark.parametrize("name", ["E(ViT-B)", "H(ViT-L)", "E(ResMLP-S24)", "E(ConvNeXt-S (iso.))"])
+ABOVE = {"E(ConvNeXt-B (iso.))": 8.669}
+"""FLOPs in G that are more than the tolerance above the paper's (0.6 % above 8.618: elementwise work)."""
+
+
+@pytest.mark.parametrize("name", results())
 def test_flops_of_the_paper(name: str) -> None:
-    assert row(paper_names()[name], name).flops_met
+    found = row(paper_names()[name], name)
+    assert found.flops_met == (name not in ABOVE)
+    if name in ABOVE:
+        assert round(found.flops / 1e9, 3) == ABOVE[name]
 
 
 def test_a_value_that_is_not_met_is_seen() -> None:
@@ -114,12 +121,13 @@ def test_models_command_lists_and_chooses() -> None:
     assert found[0]["params"] == sum(p.numel() for p in timm.create_model(found[0]["name"]).parameters())
 
 
-def test_models_command_shows_the_paper() -> None:
-    result = runner.invoke(app, ["models", "E(ViT-S)"], env={"COLUMNS": "150"})
+@pytest.mark.parametrize("spelling", ["E(ViT-S)", "e(vit-s)", "deit3_flop_small_patch16_224"])
+def test_models_command_shows_the_paper(spelling: str) -> None:
+    result = runner.invoke(app, ["models", spelling], env={"COLUMNS": "150"})
     assert result.exit_code == 0
-    assert "deit3_flop_small_patch16_224" in result.stdout
-    assert "11.04" in result.stdout
-    assert "met" in result.stdout
+    (line,) = [line for line in result.stdout.splitlines() if "deit3_flop_small_patch16_224" in line]
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells == ["E(ViT-S)", "deit3_flop_small_patch16_224", "11.04", "11.0", "met", "2.555", "2.6", "met", "2.478"]
 
 
 def test_models_command_refuses_what_fits_nothing() -> None:

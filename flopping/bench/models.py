@@ -20,7 +20,7 @@ GOALS: dict[str, dict[str, float]] = {
     "ConvNeXt-B (iso.)": {"compiled": 1.7},
 }
 """The speed-up that E(X) must reach over X at least, by mode: float32, batch 8, 2 threads, no gradients."""
-BATCH = 8
+BATCH, THREADS = 8, 2
 
 
 def bench_models(
@@ -30,11 +30,9 @@ def bench_models(
     repeats: int = 20,
     progress: Callable[[str], object] | None = None,
 ) -> Iterator[Result]:
-    """Time E(X) beside X, interleaved, for each X given by its name in the paper."""
-    pairs = [(name, registered_name(name), registered_name(f"E({name})")) for name in names]
-    unknown = [name for name, ordinary, _ in pairs if ordinary not in paper_names().values()]
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is no ordinary network of the paper; those are {', '.join(GOALS)}, ...")
+    """Time E(X) beside X, interleaved, for each X given by the paper's name of X or of E(X)."""
+    pairs = [(name, paper_names()[name], paper_names()[f"E({name})"]) for name in map(ordinary_name, names)]
+    goals_hold = batch == BATCH and torch.get_num_threads() == THREADS
     for name, ordinary, equivariant in pairs:
         x = torch.randn(batch, *timm.get_pretrained_cfg(equivariant).input_size)
         models = {n: timm.create_model(n).eval() for n in (ordinary, equivariant)}
@@ -45,7 +43,7 @@ def bench_models(
             with torch.no_grad():
                 timings = interleave(functions, repeats)
             slow, fast = timings[ordinary], timings[equivariant]
-            bar = GOALS.get(name, {}).get(mode) if batch == BATCH else None
+            bar = GOALS.get(name, {}).get(mode) if goals_hold else None
             yield Result(f"E({name})", mode, 1e3 * slow.median, 1e3 * fast.median, slow.over(fast), bar)
         torch.compiler.reset()
 
@@ -53,3 +51,18 @@ def bench_models(
 def _call(model: torch.nn.Module, x: torch.Tensor, mode: str) -> Callable[[], object]:
     called = torch.compile(model, fullgraph=True) if mode == "compiled" else model
     return lambda: called(x)
+
+
+def ordinary_name(name: str) -> str:
+    """The paper's name of X, from any spelling of X or E(X).
+
+    >>> ordinary_name("e(vit-s)"), ordinary_name("ConvNeXt-S iso.")
+    ('ViT-S', 'ConvNeXt-S (iso.)')
+    """
+    papers = {registered: paper for paper, registered in paper_names().items()}
+    paper = papers.get(registered_name(name), "")
+    ordinary = paper[2:-1] if paper.startswith("E(") else paper
+    if f"E({ordinary})" not in paper_names():
+        pairs = [x for x in paper_names() if f"E({x})" in paper_names()]
+        raise ValueError(f"{name!r} has no equivariant twin in the paper; those that have are {', '.join(pairs)}")
+    return ordinary

@@ -134,6 +134,8 @@ def _changes(entry: Entry, args: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that make a registered network one with the given arguments and the class's defaults."""
     defaults = {p.name: p.default for p in signature(entry.model).parameters.values()}
     own, wanted = {**defaults, **entry.args}, {**defaults, **args}
+    if "img_size" in own:
+        own["img_size"] = entry.img_size
     if bool(own["init_values"]) == bool(wanted["init_values"]):
         wanted["init_values"] = own["init_values"]  # where scales start doesn't matter once they have values
     return {key: value for key, value in wanted.items() if own[key] != value}

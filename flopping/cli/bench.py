@@ -51,7 +51,7 @@ def bench_layers(
 @app.command()
 def bench_models(
     models: Annotated[
-        list[str] | None, typer.Argument(help='Ordinary networks by the paper\'s names, e.g. "ViT-S"; six by default.')
+        list[str] | None, typer.Argument(help='The paper\'s names, e.g. "ViT-S" or "E(ViT-S)"; six by default.')
     ] = None,
     mode: Annotated[list[Mode] | None, typer.Option(help="Eager or compiled; both by default.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in a batch; goals are set for 8.")] = 8,
@@ -75,8 +75,8 @@ def bench_models(
         results = list(run(models or list(GOALS), modes, batch, repeats, status.update))
     caption = (
         f"Medians of {repeats} rounds, in which X and E(X) run in turn; the speed-up is the median of the ratios of"
-        f" each round. Batch {batch}, float32, no gradients. ConvNeXt (iso.) of timm doesn't exist: X is ours with the"
-        " trivial group."
+        f" each round. Batch {batch}, float32, no gradients. X is timm's; timm has no ResMLP-B24, ResMLP-L24 and"
+        " ConvNeXt (iso.), whose X are ours with the trivial group. E(ResMLP) has quick GELU, X the exact one."
     )
     _print_results(results, caption, threads, json)
 

@@ -22,6 +22,7 @@ from flopping.nn import Module
 from flopping.nn.drop import probability
 
 Station = list[nn.Module]
+"""Layers that run one after another."""
 Intermediate = Tensor | tuple[Tensor, Tensor]
 
 
@@ -32,7 +33,7 @@ class Backbone(Module):
     taken (`stations`), and how the last feature becomes the tensor that the head reads (`finish`).
     """
 
-    num_prefix_tokens = 0
+    num_prefix_tokens: int = 0
     global_pools: tuple[str, ...]
     timm_renames: tuple[tuple[str, str], ...]
     """Patterns that turn our parameter names into timm's, beyond leaving out the trivial irrep's name."""
@@ -40,13 +41,12 @@ class Backbone(Module):
 
     def __init__(self, num_classes: int, in_chans: int, drop_rate: float, global_pool: str) -> None:
         super().__init__()
-        if num_classes < 0:
-            raise ValueError(f"num_classes is at least 0, got {num_classes}")
-        self.num_classes = num_classes
+        self.num_classes = _checked_classes(num_classes)
         self.in_chans = in_chans
         self.drop_rate = probability(drop_rate)
         self.global_pool = self._checked_pool(global_pool)
         self.grad_checkpointing = False
+        self.is_cut = False  # whether layers in front of the head were pruned
         self.num_features: int
         self.head_hidden_size: int
         self.feature_info: list[dict[str, Any]] = []
@@ -58,6 +58,8 @@ class Backbone(Module):
     def _checked_pool(self, global_pool: str) -> str:
         if global_pool not in self.global_pools:
             raise ValueError(f"global_pool is one of {self.global_pools}, got {global_pool!r}")
+        if global_pool == "token" and not self.num_prefix_tokens:
+            raise ValueError("global_pool='token' needs a class token, and this network has none")
         return global_pool
 
     @abstractmethod
@@ -86,8 +88,18 @@ class Backbone(Module):
         """The last linear layer."""
 
     @abstractmethod
+    def _new_classifier(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Replace the classifier by one for `num_classes` and `global_pool`."""
+
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier, for another number of classes; 0 for none."""
+        if self.is_cut and num_classes:
+            raise ValueError(f"what the head reads was pruned away, so there can't be {num_classes} classes")
+        if global_pool is not None:
+            self.global_pool = self._checked_pool(global_pool)
+        self.num_classes = _checked_classes(num_classes)
+        like = next(self.parameters())
+        self._new_classifier(like.device, like.dtype)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Forget activations inside blocks in the forward pass and compute them again in the backward pass."""
@@ -98,16 +110,17 @@ class Backbone(Module):
         return set()
 
     def _run(self, station: Station, x: Feature) -> Feature:
-        for layer in station:
-            x = checkpoint(layer, x, use_reentrant=False) if self.grad_checkpointing else layer(x)
-        return x
+        return run(station, x, self.grad_checkpointing)
+
+    def _last_feature(self, image: Tensor) -> Feature:
+        feature = self.embed(image)
+        for station in self.stations:
+            feature = self._run(station, feature)
+        return feature
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Features behind the last block and the final norm, before pooling."""
-        feature = self.embed(x)
-        for station in self.stations:
-            feature = self._run(station, feature)
-        return self.finish(feature)
+        return self.finish(self._last_feature(x))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -156,7 +169,7 @@ class Backbone(Module):
         places = x.flatten(1, -2)[:, self.num_prefix_tokens :]
         if output_fmt == "NCHW":
             maps = x if x.dim() == 4 else places.unflatten(1, self.grid_of((image.shape[2], image.shape[3])))
-            places = maps.permute(0, 3, 1, 2).contiguous()
+            places = maps.permute(0, 3, 1, 2)
         return (places, x[:, : self.num_prefix_tokens]) if prefix else places
 
     def prune_intermediate_layers(
@@ -164,17 +177,40 @@ class Backbone(Module):
     ) -> list[int]:
         """Drop what features at the given indices don't need; returns the indices counted from the front."""
         take, last = feature_take_indices(len(self.stations), indices)
+        cut = last + 1 < len(self.stations)
+        if cut and not prune_head:
+            raise ValueError(f"behind index {last} there is nothing that the head could read: say prune_head=True")
         self._cut(last + 1)
-        self.layouts = self.layouts[: last + 1]
+        self.layouts, self.feature_info = self.layouts[: last + 1], self.feature_info[: last + 1]
+        self.is_cut = self.is_cut or cut
         if prune_norm:
-            self.norm = nn.Identity()
+            self._drop_norm()
         if prune_head:
-            self.reset_classifier(0, "")
+            self._drop_head()
         return list(take)
+
+    def _drop_norm(self) -> None:
+        """Drop the final norm, if there is one before the head."""
+
+    def _drop_head(self) -> None:
+        self.reset_classifier(0, "")
 
     @abstractmethod
     def _cut(self, stations: int) -> None:
         """Drop all layers behind a number of stations."""
+
+
+def run(layers: Station, x: Feature, checkpointing: bool) -> Feature:
+    """Layers in a row; with checkpointing, each computes its inside again in the backward pass."""
+    for layer in layers:
+        x = checkpoint(layer, x, use_reentrant=False) if checkpointing else layer(x)
+    return x
+
+
+def _checked_classes(num_classes: int) -> int:
+    if num_classes < 0:
+        raise ValueError(f"num_classes is at least 0, got {num_classes}")
+    return num_classes
 
 
 class TokenBackbone(Backbone):
@@ -213,12 +249,10 @@ class TokenBackbone(Backbone):
     def _make_head(self, width: int, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         self.num_features = self.head_hidden_size = width
         self.head_drop = nn.Dropout(self.drop_rate)
-        self.head = self._linear_head(device, dtype)
+        self._new_classifier(device, dtype)
 
-    def _linear_head(self, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
-        if not self.num_classes:
-            return nn.Identity()
-        return nn.Linear(self.num_features, self.num_classes, device=device, dtype=dtype)
+    def _new_classifier(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.head = linear_or_identity(self.num_features, self.num_classes, device, dtype).train(self.training)
 
     @property
     def stations(self) -> list[Station]:
@@ -228,12 +262,17 @@ class TokenBackbone(Backbone):
         ]
 
     def _packed(self, x: Feature, station: int, norm: bool) -> Tensor:
+        if norm and isinstance(self.norm, nn.Identity):
+            raise ValueError("norm=True: the final norm was pruned away")
         if norm and self.layouts[station] != self.last_layout:
             raise ValueError(
                 f"norm=True: behind block {station} there is {self.layouts[station]}, but the final norm takes"
                 f" {self.last_layout}; choose blocks behind the last hand-off"
             )
         return self.finish(x) if norm else super()._packed(x, station, norm)
+
+    def _drop_norm(self) -> None:
+        self.norm = nn.Identity()
 
     def _cut(self, stations: int) -> None:
         self.blocks = self.blocks[:stations]
@@ -248,13 +287,6 @@ class TokenBackbone(Backbone):
     def get_classifier(self) -> nn.Module:
         return self.head
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if global_pool is not None:
-            self.global_pool = self._checked_pool(global_pool)
-        like = next(self.parameters())
-        self.num_classes = num_classes
-        self.head = self._linear_head(like.device, like.dtype).train(self.training)
-
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         pooled = global_pool_nlc(x, self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
         pooled = self.head_drop(pooled)
@@ -262,10 +294,17 @@ class TokenBackbone(Backbone):
         return logits
 
 
-def layout_eps(eps: float, multiplicities: tuple[int, ...]) -> float:
+def linear_or_identity(
+    width: int, num_classes: int, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Module:
+    """A classifier; nothing for no classes."""
+    return nn.Linear(width, num_classes, device=device, dtype=dtype) if num_classes else nn.Identity()
+
+
+def joint_eps(eps: float, layout: Layout) -> float:
     """The paper's networks add eps to the sum of the parts' variances; our norm adds it to their mean.
 
-    >>> layout_eps(1e-6, (192, 192))
+    >>> joint_eps(1e-6, Layout.regular("flop", 384))
     5e-07
     """
-    return eps / sum(m > 0 for m in multiplicities)
+    return eps / sum(m > 0 for m in layout.multiplicities)

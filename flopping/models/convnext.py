@@ -7,7 +7,6 @@ from itertools import accumulate
 from typing import Any, cast
 
 import torch
-from timm.layers import get_act_fn
 from torch import Tensor, nn
 
 from flopping import functional
@@ -15,10 +14,12 @@ from flopping.features import Feature, Layout, is_symbolic
 from flopping.functional import Pointwise
 from flopping.grid import Grid, as_pair
 from flopping.groups import Group
-from flopping.models.backbone import Backbone, Station, layout_eps
+from flopping.models.backbone import Backbone, Station, joint_eps, linear_or_identity, run
 from flopping.models.initialise import initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, Mlp, Module, PatchEmbed
+from flopping.nn.activation import pointwise_function
+from flopping.nn.drop import probability
 from flopping.nn.norm import layer_scale
 
 
@@ -72,6 +73,7 @@ class Stage(nn.Module):
         self.downsample = downsample
         self.handoffs = nn.ModuleDict({str(i): handoff for i, handoff in handoffs.items()})
         self.blocks = nn.ModuleList(blocks)
+        self.grad_checkpointing = False
 
     @property
     def steps(self) -> list[Station]:
@@ -88,40 +90,29 @@ class Stage(nn.Module):
         for i in [key for key in self.handoffs if int(key) >= blocks]:
             del self.handoffs[i]
 
+    def forward(self, x: Feature) -> Feature:
+        for step in self.steps:
+            x = run(step, x, self.grad_checkpointing)
+        return x
+
 
 class MapHead(nn.Module):
-    """Mean of the even channels over a map `(B, C, H, W)`, a norm, and a linear layer.
+    """Mean over a map of even channels `(B, H, W, C)`, a norm, and a linear layer.
 
-    Without pooling the norm and the linear layer are applied to every place.
+    Without pooling the norm and the linear layer are applied to every place, and the result is `(B, C, H, W)`.
     """
 
     def __init__(
-        self,
-        width: int,
-        num_classes: int,
-        pool: bool,
-        drop_rate: float,
-        eps: float,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        self, width: int, drop_rate: float, eps: float, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
         super().__init__()
-        self.width = width
-        self.pool = pool
+        self.pool = True
         self.norm: nn.Module = nn.LayerNorm(width, eps, device=device, dtype=dtype)
         self.drop = nn.Dropout(drop_rate)
         self.fc: nn.Module = nn.Identity()
-        self.reset(num_classes, pool, device, dtype)
 
-    def reset(self, num_classes: int, pool: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-        self.pool = pool
-        self.fc = nn.Linear(self.width, num_classes, device=device, dtype=dtype) if num_classes else nn.Identity()
-        self.fc.train(self.training)
-
-    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        even = x.narrow(1, 0, self.width)
-        even = even.mean((2, 3)) if self.pool else even.permute(0, 2, 3, 1)
-        out = self.drop(self.norm(even))
+    def forward(self, even: Tensor, pre_logits: bool = False) -> Tensor:
+        out = self.drop(self.norm(even.mean((1, 2)) if self.pool else even))
         logits: Tensor = out if pre_logits else self.fc(out)
         return logits if self.pool else logits.permute(0, 3, 1, 2)
 
@@ -171,10 +162,12 @@ class ConvNeXt(Backbone):
         self.isotropic = len(depths) == 1
         self.patch_size = as_pair(patch_size, "patch_size")
         schedule = Schedule(group, sum(depths), handoffs, invariant_share)
-        rates = torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist()  # rising, as ConvNeXt has it
+        rates = torch.linspace(
+            0, probability(drop_path_rate), sum(depths), device="cpu"
+        ).tolist()  # rising, as ConvNeXt has it
 
         def norm(layout: Layout) -> LayerNorm:
-            return LayerNorm(layout, layout_eps(norm_eps, layout.multiplicities), device=device, dtype=dtype)
+            return LayerNorm(layout, joint_eps(norm_eps, layout), device=device, dtype=dtype)
 
         layout = schedule.first.layout(dims[0])
         embed = PatchEmbed(layout, None, patch_size, in_chans, flatten=False, device=device, dtype=dtype)
@@ -199,8 +192,8 @@ class ConvNeXt(Backbone):
                         mlp_ratio=mlp_ratio,
                         init_values=init_values,
                         drop_path=rates[b],
-                        eps=layout_eps(norm_eps, layout.multiplicities),
-                        function=get_act_fn(act_layer),
+                        eps=joint_eps(norm_eps, layout),
+                        function=pointwise_function(act_layer),
                         invariant_only=out != layout,
                         device=device,
                         dtype=dtype,
@@ -215,11 +208,10 @@ class ConvNeXt(Backbone):
         self._describe(schedule, dims, depths)
         self.num_features = layout.dim
         self.head_hidden_size = layout.multiplicities[0]
-        self.head = MapHead(
-            self.head_hidden_size, num_classes, global_pool == "avg", drop_rate, norm_eps, device, dtype
-        )
+        self.head = MapHead(self.head_hidden_size, drop_rate, norm_eps, device, dtype)
+        self._new_classifier(device, dtype)
         linear_(embed.proj)
-        initialise(self, stem=embed, head_dim=self.num_features)
+        initialise(self, skip=embed, head_dim=self.num_features)
 
     def _describe(self, schedule: Schedule, dims: Sequence[int], depths: Sequence[int]) -> None:
         """Where features may be taken: behind every block of the isotropic form, else behind every stage."""
@@ -237,8 +229,15 @@ class ConvNeXt(Backbone):
 
     @property
     def stations(self) -> list[Station]:
-        steps = [cast(Stage, stage).steps for stage in self.stages]
-        return steps[0] if self.isotropic else [[layer for step in stage for layer in step] for stage in steps]
+        return cast(Stage, self.stages[0]).steps if self.isotropic else [[stage] for stage in self.stages]
+
+    def _run(self, station: Station, x: Feature) -> Feature:
+        return run(station, x, self.grad_checkpointing and self.isotropic)  # else a stage does it, block by block
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        super().set_grad_checkpointing(enable)
+        for stage in self.stages:
+            cast(Stage, stage).grad_checkpointing = enable
 
     def _cut(self, stations: int) -> None:
         if self.isotropic:
@@ -246,13 +245,9 @@ class ConvNeXt(Backbone):
         else:
             self.stages = self.stages[:stations]
 
-    def prune_intermediate_layers(
-        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if prune_head:
-            self.head.norm = nn.Identity()
-        return take
+    def _drop_head(self) -> None:
+        super()._drop_head()
+        self.head.norm = nn.Identity()
 
     @property
     def reduction(self) -> Grid:
@@ -264,9 +259,10 @@ class ConvNeXt(Backbone):
         return img_size[0] // self.reduction[0], img_size[1] // self.reduction[1]
 
     def embed(self, image: Tensor) -> Feature:
-        if not is_symbolic(image) and (image.shape[2] % self.reduction[0] or image.shape[3] % self.reduction[1]):
-            size = tuple(image.shape[2:])
-            raise ValueError(f"height and width of an image are multiples of {self.reduction}, got {size}")
+        if not is_symbolic(image) and image.dim() == 4:
+            size = (image.shape[2], image.shape[3])
+            if size[0] % self.reduction[0] or size[1] % self.reduction[1]:
+                raise ValueError(f"height and width of an image are multiples of {self.reduction}, got {size}")
         out: Feature = self.stem(image)
         return out
 
@@ -286,13 +282,15 @@ class ConvNeXt(Backbone):
     def get_classifier(self) -> nn.Module:
         return self.head.fc
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if global_pool is not None:
-            self.global_pool = self._checked_pool(global_pool)
-        like = next(self.parameters())
-        self.num_classes = num_classes
-        self.head.reset(num_classes, self.global_pool == "avg", like.device, like.dtype)
+    def _new_classifier(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.head.pool = self.global_pool == "avg"
+        self.head.fc = linear_or_identity(self.head_hidden_size, self.num_classes, device, dtype).train(self.training)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        out: Tensor = self.head(x, pre_logits)
+        even = x.narrow(1, 0, self.head_hidden_size).permute(0, 2, 3, 1)
+        out: Tensor = self.head(even, pre_logits)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self._last_feature(x)[0])  # without packing odd channels that the head doesn't read
         return out

@@ -17,12 +17,12 @@ STD = 0.02
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, *, stem: nn.Module, head_dim: int) -> None:
+def initialise(model: nn.Module, *, skip: nn.Module, head_dim: int) -> None:
     """Weights of linear layers, filters, hand-offs and heads; norms, scales and embeddings start by themselves.
 
-    `stem` is left as its layer starts. `head_dim` is the width that the ordinary network's head reads.
+    `skip`, the stem, is left as it is. `head_dim` is the width that the ordinary network's head reads.
     """
-    left_alone = set(stem.modules())
+    left_alone = set(skip.modules())
     for name, layer in model.named_modules():
         if layer in left_alone:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from timm.layers import get_act_fn
 from torch import Tensor, nn
 
 from flopping import functional
@@ -14,7 +13,9 @@ from flopping.groups import Group
 from flopping.models.backbone import TokenBackbone
 from flopping.models.initialise import initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
-from flopping.nn import Affine, DropPath, LayerScale, Mlp, Module, Orient, OrientedBias, PatchEmbed, TokenMix
+from flopping.nn import Affine, DropPath, Mlp, Module, Orient, OrientedBias, PatchEmbed, TokenMix
+from flopping.nn.activation import pointwise_function
+from flopping.nn.norm import layer_scale
 
 
 class OrientedMlp(Mlp):
@@ -67,7 +68,7 @@ class ResMlpBlock(Module):
         grid_size: Grid,
         *,
         mlp_ratio: float = 4.0,
-        init_values: float = 1e-4,
+        init_values: float | None = 1e-4,
         drop: float = 0.0,
         drop_path: float = 0.0,
         function: Pointwise = nn.functional.gelu,
@@ -80,12 +81,12 @@ class ResMlpBlock(Module):
         self.invariant_only = invariant_only
         self.norm1 = Affine(layout, device=device, dtype=dtype)
         self.linear_tokens = TokenMix(layout, grid_size, device=device, dtype=dtype)
-        self.ls1 = LayerScale(layout, init_values, device=device, dtype=dtype)
+        self.ls1 = layer_scale(layout, init_values, device=device, dtype=dtype)
         self.norm2 = Affine(layout, device=device, dtype=dtype)
         self.mlp_channels = OrientedMlp(
             layout, grid_size, mlp_ratio, function, out=out, drop=drop, device=device, dtype=dtype
         )
-        self.ls2 = LayerScale(out, init_values, device=device, dtype=dtype)
+        self.ls2 = layer_scale(out, init_values, device=device, dtype=dtype)
         self.drop_path1 = DropPath(layout, drop_path)
         self.drop_path2 = DropPath(out, drop_path)
 
@@ -122,7 +123,7 @@ class ResMlp(TokenBackbone):
         embed_dim: int = 384,
         depth: int = 12,
         mlp_ratio: float = 4.0,
-        init_values: float = 1e-4,
+        init_values: float | None = 1e-4,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -148,7 +149,7 @@ class ResMlp(TokenBackbone):
                     init_values=init_values,
                     drop=proj_drop_rate,
                     drop_path=drop_path_rate,
-                    function=get_act_fn(act_layer),
+                    function=pointwise_function(act_layer),
                     invariant_only=self.layouts[i] != layout,
                     device=device,
                     dtype=dtype,
@@ -158,7 +159,7 @@ class ResMlp(TokenBackbone):
         self.norm = Affine(last.invariant_part, device=device, dtype=dtype)
         self._make_head(last.multiplicities[0], device, dtype)
         linear_(self.stem.proj, std=self.stem.proj.in_layout.dim**-0.5)
-        initialise(self, stem=self.stem, head_dim=embed_dim)
+        initialise(self, skip=self.stem, head_dim=embed_dim)
 
     def grid_of(self, img_size: Grid) -> Grid:
         return self.stem.grid_of(img_size)

@@ -11,8 +11,8 @@ from flopping.features import Layout
 from flopping.groups import Group, get_group, grid_groups, trivial
 from flopping.nn import AbsToInvariant, Module, Restrict, ToInvariant, ToRegular
 
-Handoffs = Mapping[int, str] | Mapping[str, str]
-"""Block index -> what happens before it: "hybrid", "invariant", "abs", or the name of a subgroup."""
+Handoffs = Mapping[int, str | Group] | Mapping[str, str]
+"""Block index -> what happens before it: "hybrid", "invariant", "abs", or a subgroup."""
 
 _KINDS = ("hybrid", "invariant", "abs")
 
@@ -57,7 +57,9 @@ class Schedule:
     ) -> None:
         if not 0 <= invariant_share <= 1:
             raise ValueError(f"invariant_share is between 0 and 1, got {invariant_share}")
-        self.handoffs = {_block(key, depth): _kind(kind) for key, kind in (handoffs or {}).items()}
+        if depth < 1:
+            raise ValueError(f"a network has at least one block, got {depth}")
+        self.handoffs = _checked(handoffs, depth)
         if self.handoffs.get(0) == "invariant":
             raise ValueError("an invariant hand-off stands behind one block at least, got one before block 0")
         self.first = Stretch(get_group(group), invariant_share)
@@ -90,18 +92,28 @@ class Schedule:
         return layers[kind]() if kind in layers else Restrict(layout, kind)
 
 
+def _checked(handoffs: Handoffs | None, depth: int) -> dict[int, str]:
+    if handoffs is not None and not isinstance(handoffs, Mapping):
+        raise TypeError(f"handoffs say what happens before which block, e.g. {{6: 'hybrid'}}, got {handoffs!r}")
+    found: dict[int, str] = {}
+    for key, kind in (handoffs or {}).items():
+        block = _block(key, depth)
+        if block in found:
+            raise ValueError(f"two hand-offs stand before block {block}: {dict(handoffs or {})}")
+        found[block] = _kind(kind)
+    return found
+
+
 def _block(key: int | str, depth: int) -> int:
     """A block index; JSON, where configurations are kept, makes strings of them."""
-    try:
-        block = int(key)
-    except ValueError:
-        block = -1
+    block = int(key) if isinstance(key, int) or (isinstance(key, str) and key.isdecimal()) else -1
     if not 0 <= block < depth:
         raise ValueError(f"a hand-off stands before one of the blocks 0 to {depth - 1}, got {key!r}")
     return block
 
 
-def _kind(kind: str) -> str:
-    if kind not in _KINDS and kind not in grid_groups():
+def _kind(kind: str | Group) -> str:
+    name = kind.name if isinstance(kind, Group) else kind
+    if name not in _KINDS and name not in grid_groups():
         raise ValueError(f"a hand-off is {', '.join(_KINDS)} or a group ({', '.join(grid_groups())}), got {kind!r}")
-    return kind
+    return name

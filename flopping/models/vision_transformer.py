@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
-from timm.layers import get_act_fn
 from torch import Tensor, nn
 
 from flopping.features import Feature
 from flopping.functional import Pointwise
 from flopping.grid import Grid, as_pair
 from flopping.groups import Group
-from flopping.models.backbone import TokenBackbone, layout_eps
+from flopping.models.backbone import TokenBackbone, joint_eps
 from flopping.models.initialise import initialise
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import AbsToInvariant, ClassToken, Dropout, LayerNorm, PatchEmbed, PosEmbed, TransformerBlock
+from flopping.nn.activation import pointwise_function
 
 
 class VisionTransformer(TokenBackbone):
@@ -68,13 +67,11 @@ class VisionTransformer(TokenBackbone):
         dtype: torch.dtype | None = None,
     ) -> None:
         schedule = Schedule(group, depth, handoffs, invariant_share)
+        self.num_prefix_tokens = int(class_token)
         super().__init__(schedule, embed_dim, num_classes, in_chans, drop_rate, global_pool, patch_size, device, dtype)
-        if global_pool == "token" and not class_token:
-            raise ValueError("global_pool='token' needs class_token=True")
         if readout not in ("even", "abs"):
             raise ValueError(f"readout is 'even' or 'abs', got {readout!r}")
         self.dynamic_img_size = dynamic_img_size
-        self.num_prefix_tokens = int(class_token)
         first, last = schedule.first.layout(embed_dim), self.layouts[-1]
         self.patch_embed = PatchEmbed(first, img_size, patch_size, in_chans, device=device, dtype=dtype)
         grid = self.patch_embed.grid_of(as_pair(img_size, "img_size"))
@@ -83,7 +80,7 @@ class VisionTransformer(TokenBackbone):
         self.pos_embed = PosEmbed(first, grid, device=device, dtype=dtype)
         self.cls_token: nn.Module = ClassToken(first, device=device, dtype=dtype) if class_token else nn.Identity()
         self.pos_drop = Dropout(first, pos_drop_rate)
-        function: Callable[..., Tensor] = get_act_fn(act_layer)
+        function = pointwise_function(act_layer)
         for i in range(depth):
             layout = schedule.layout_in(i, embed_dim)
             self.blocks.append(
@@ -97,7 +94,7 @@ class VisionTransformer(TokenBackbone):
                     init_values=init_values,
                     drop_path=drop_path_rate,  # the same in every block, as DeiT III has it
                     function=function,
-                    eps=layout_eps(norm_eps, layout.multiplicities),
+                    eps=joint_eps(norm_eps, layout),
                     invariant_only=self.layouts[i] != layout,
                     device=device,
                     dtype=dtype,
@@ -105,7 +102,7 @@ class VisionTransformer(TokenBackbone):
             )
         self.norm = LayerNorm(
             last,
-            layout_eps(norm_eps, last.multiplicities),
+            joint_eps(norm_eps, last),
             invariant_only=readout == "even",
             device=device,
             dtype=dtype,
@@ -115,7 +112,7 @@ class VisionTransformer(TokenBackbone):
         # A class token starts without an odd part, so the norm doubles the variance of its even one (for flop),
         # and the head's weights need not be wider to make up for reading half of the channels.
         width = self.num_features if global_pool == "token" else embed_dim
-        initialise(self, stem=self.patch_embed, head_dim=width)
+        initialise(self, skip=self.patch_embed, head_dim=width)
 
     def grid_of(self, img_size: Grid) -> Grid:
         return self.patch_embed.grid_of(img_size)

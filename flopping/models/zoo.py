@@ -83,7 +83,7 @@ def _vits() -> Iterator[Entry]:
                 f"deit3_flop_{prefix}{size}_patch{patch}_{img_size}",
                 paper,
                 VisionTransformer,
-                args | {"img_size": img_size},
+                args,
                 img_size,
             )
 
@@ -92,7 +92,7 @@ def _resmlps() -> Iterator[Entry]:
     tests = {"test": (64, 4, 0.1)}
     for size, (width, depth, init) in (RESMLPS | tests).items():
         img_size = 64 if size in tests else 224
-        args = {"embed_dim": width, "depth": depth, "init_values": init, "img_size": img_size}
+        args = {"embed_dim": width, "depth": depth, "init_values": init}
         paper = None if size in tests else f"ResMLP-{size.upper()}"
         equivariant = {**args, "act_layer": RESMLP_ACTIVATION}
         yield Entry(f"resmlp_flop_{size}_{img_size}", paper and f"E({paper})", ResMlp, equivariant, img_size)
@@ -143,6 +143,11 @@ def _entrypoint(entry: Entry) -> Callable[..., Backbone]:
     hierarchical = entry.model is ConvNeXt and len(entry.args["depths"]) > 1
 
     def create(pretrained: bool = False, **kwargs: Any) -> Backbone:
+        if kwargs.get("feature_cls", "getter") != "getter":
+            raise ValueError(
+                f"features of {entry.name} are taken by forward_intermediates: feature_cls is 'getter',"
+                f" got {kwargs['feature_cls']!r}"
+            )
         out_indices = kwargs.pop("out_indices", (0, 1, 2, 3) if hierarchical else 3)
         model: Backbone = build_model_with_cfg(
             entry.model,

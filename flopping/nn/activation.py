@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
+from timm.layers import get_act_fn
 
 from flopping import functional
 from flopping.features import Feature, Layout
@@ -30,3 +31,21 @@ class Activation(Module):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Activation")
         return functional.pointwise(x, self.in_layout, self.function)
+
+
+def pointwise_function(activation: str | Pointwise) -> Pointwise:
+    """An elementwise function given by timm's name for it, or itself.
+
+    >>> import torch
+    >>> pointwise_function("relu")(torch.tensor([-1.0, 2.0])).tolist()
+    [0.0, 2.0]
+    """
+    if isinstance(activation, str):
+        try:
+            found: Pointwise = get_act_fn(activation)
+        except KeyError:
+            raise ValueError(f"no activation is called {activation!r}; e.g. 'gelu', 'quick_gelu', 'silu' are") from None
+        return found
+    if isinstance(activation, type) or not callable(activation):
+        raise TypeError(f"an activation is a name or an elementwise function, e.g. torch.relu, got {activation!r}")
+    return activation

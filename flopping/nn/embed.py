@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flopping import functional
 from flopping.features import Feature, Layout, is_symbolic
-from flopping.grid import Fold, Grid, Symmetric, as_pair, basis_of, check_square
+from flopping.grid import Fold, Grid, Symmetric, as_pair, basis_of, check_square, check_tokens
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
 
@@ -199,8 +199,7 @@ class PosEmbed(Module):
     def at(self, x: Feature, grid_size: Grid) -> Feature:
         """Tokens that lie on any grid."""
         x = self.in_layout.parts(x, "PosEmbed", self.leading)
-        if not is_symbolic(x) and x[0].shape[1] != prod(grid_size):
-            raise ValueError(f"PosEmbed: grid {grid_size} has {prod(grid_size)} places, got {x[0].shape[1]} tokens")
+        check_tokens(x, grid_size, "PosEmbed")
         return functional.add(x, self.table(grid_size))
 
 

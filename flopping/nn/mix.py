@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from flopping.features import Feature, Layout, is_symbolic
-from flopping.grid import Fold, Grid, as_pair, basis_of
+from flopping.features import Feature, Layout
+from flopping.grid import Fold, Grid, as_pair, basis_of, check_tokens
 from flopping.nn.module import Module
 
 
@@ -69,9 +69,7 @@ class TokenMix(Module):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "TokenMix", self.leading)
-        if not is_symbolic(x) and x[0].shape[1] != prod(self.grid_size):
-            places = prod(self.grid_size)
-            raise ValueError(f"TokenMix: grid {self.grid_size} has {places} places, got {x[0].shape[1]} tokens")
+        check_tokens(x, self.grid_size, "TokenMix")
         return tuple(self._mix(i, x[i]) if m else x[i] for i, m in enumerate(self.in_layout.multiplicities))
 
     def _mix(self, channel: int, part: Tensor) -> Tensor:

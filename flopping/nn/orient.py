@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Feature, Layout, is_symbolic
-from flopping.grid import Grid, as_pair, sides_of
+from flopping.features import Feature, Layout
+from flopping.grid import Grid, as_pair, check_tokens, sides_of
 from flopping.nn.module import Module
 
 
@@ -50,9 +50,7 @@ class _Oriented(Module):
     def _tokens(self, x: Feature) -> Feature:
         name = type(self).__name__
         x = self.in_layout.parts(x, name, self.leading)
-        if not is_symbolic(x) and x[0].shape[1] != prod(self.grid_size):
-            places = prod(self.grid_size)
-            raise ValueError(f"{name}: grid {self.grid_size} has {places} places, got {x[0].shape[1]} tokens")
+        check_tokens(x, self.grid_size, name)
         return x
 
 
