@@ -8,7 +8,7 @@ a feature is `(even, odd)`. A layout holds no data; the leading axes `...` are f
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
+from math import isfinite, prod
 from operator import index
 
 import torch
@@ -145,8 +145,8 @@ class Layout:
     def __mul__(self, factor: float) -> Layout:
         """All multiplicities times a factor, e.g. the hidden layer of an MLP; the products must be whole."""
         scaled = [m * factor for m in self.multiplicities]
-        whole = [round(m) for m in scaled]
-        if any(abs(m - n) > 1e-9 * abs(n) for m, n in zip(scaled, whole, strict=True)):
+        whole = [round(m) if isfinite(m) else 0 for m in scaled]
+        if any(not abs(m - n) <= 1e-9 * abs(n) for m, n in zip(scaled, whole, strict=True)):
             raise ValueError(f"{self} times {factor} is not a whole number of copies")
         return Layout(self.group, tuple(whole))
 

@@ -112,15 +112,12 @@ class Backbone(Module):
     def _run(self, station: Station, x: Feature) -> Feature:
         return run(station, x, self.grad_checkpointing)
 
-    def _last_feature(self, image: Tensor) -> Feature:
-        feature = self.embed(image)
-        for station in self.stations:
-            feature = self._run(station, feature)
-        return feature
-
     def forward_features(self, x: Tensor) -> Tensor:
         """Features behind the last block and the final norm, before pooling."""
-        return self.finish(self._last_feature(x))
+        feature = self.embed(x)
+        for station in self.stations:
+            feature = self._run(station, feature)
+        return self.finish(feature)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))

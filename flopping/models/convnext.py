@@ -267,6 +267,7 @@ class ConvNeXt(Backbone):
         return out
 
     def finish(self, x: Feature) -> Tensor:
+        # odd channels too, though the head doesn't read them: so all parameters take part, as distributed training asks
         return self.layouts[-1].merge(x).permute(0, 3, 1, 2)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -289,8 +290,4 @@ class ConvNeXt(Backbone):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         even = x.narrow(1, 0, self.head_hidden_size).permute(0, 2, 3, 1)
         out: Tensor = self.head(even, pre_logits)
-        return out
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self._last_feature(x)[0])  # without packing odd channels that the head doesn't read
         return out

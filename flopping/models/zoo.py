@@ -205,7 +205,7 @@ def closest(name: str, also: Iterable[str] = ()) -> str:
     """The end of an error message: the names most like one that doesn't exist.
 
     >>> closest("e(vit-b")
-    '; the closest are E(ViT-B), E(ViT-S), E(ViT-L)'
+    '; the closest are E(ViT-B), ViT-B, I(ViT-B)'
     """
     known = {other.lower(): other for other in (*timm.list_models(), *paper_names(), *also)}
     near = [known[other] for other in get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
