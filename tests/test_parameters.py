@@ -10,7 +10,7 @@ from flopping.groups import grid_groups
 from flopping.testing import randomize_
 
 GROUPS = [group for group in grid_groups().values() if group.order > 1]
-PLAIN = {"Activation", "Dropout", "DropPath", "AbsToInvariant", "Restrict"}  # layers without parameters
+PLAIN = {"Activation", "Dropout", "DropPath", "AbsToInvariant", "Restrict", "Orient"}  # layers without parameters
 CASES = [case for case in cases() if case.shape.name == "odd" and case.layer not in PLAIN]
 
 
