@@ -176,6 +176,7 @@ def run(equivariant: bool, steps: int, batch: int, held_out: int, seed: int = 0)
 
 def main(steps: int = 60, batch: int = 16, held_out: int = 64) -> dict[str, Report]:
     """Train both networks, print what they do, and check that the equivariant one's mask flops with the image."""
+    torch.set_num_threads(1)  # the maps are so small that more threads mostly wait for each other
     reports = {name: run(name == "equivariant", steps, batch, held_out) for name in ("equivariant", "ordinary")}
     print("mean IoU on held-out fish; swimming to the right was never trained\n")
     print(f"{'head':12} {'untrained':>9} {'left':>6} {'right':>6} {'mirror error':>13}  mask flops")

@@ -159,7 +159,10 @@ REFUSED = {
     "one block twice": (lambda: TINY["vit"](handoffs={2: "hybrid", "2": "abs"}), "two hand-offs stand before block 2"),
     "nothing to hand off": (lambda: TINY["vit"](handoffs={0: "invariant"}), "before block 0"),
     "share": (lambda: TINY["vit"](invariant_share=1.5), "between 0 and 1, got 1.5"),
-    "uneven share": (lambda: TINY["vit"](invariant_share=0.3), "dim=16, extra=5"),
+    "uneven share": (
+        lambda: TINY["vit"](invariant_share=0.3),
+        "16 channels, of which invariant_share=0.3 is 5, leave 11: flop needs a multiple of 2",
+    ),
     "group": (lambda: TINY["resmlp"](group="flup"), "flup"),
     "rotation of tokens": (lambda: TINY["resmlp"](group="octic"), "octic"),
     "rotation of filters": (lambda: TINY["isotropic"](group="octic"), "octic"),

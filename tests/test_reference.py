@@ -169,7 +169,10 @@ REFUSED = {
     ),
     "ours": (lambda: load_reference(VisionTransformer(**VIT).state_dict()), r"weights of this library already"),
     "no heads": (lambda: load_reference(vit()), r"width of 16 \(known are 384: 6, .*\): say num_heads="),
-    "no handoff": (lambda: load_reference(vit(handoffs={2: "abs"}), **TWO), r"begin at 2: say handoff='hybrid' or"),
+    "no handoff": (
+        lambda: load_reference(vit(handoffs={2: "abs"}), **TWO),
+        r"begin at 2: say handoff='hybrid' or 'abs'",
+    ),
     "no size": (
         lambda: load_reference(vit(img_size=(16, 48)), **TWO),
         r"12 tokens of 8 x 8 pixels, not on a square grid: say img_size=",

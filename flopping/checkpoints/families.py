@@ -64,7 +64,9 @@ def _num_heads(width: int, num_heads: int | None) -> int:
         return num_heads
     if width not in _HEADS:
         known = ", ".join(f"{w}: {h}" for w, h in sorted(_HEADS.items()))
-        raise ValueError(f"shapes don't tell the heads of a width of {width} (known are {known}): say num_heads=...")
+        raise ValueError(
+            f"shapes don't tell the heads of a width of {width} (known are {known}): say num_heads= (--num-heads)"
+        )
     return _HEADS[width]
 
 
@@ -78,7 +80,7 @@ def _set_handoff(found: Translation, ordinary: list[int], handoff: str | None) -
     if ordinary != list(range(first, depth)):
         raise ValueError(f"ordinary blocks stand behind the equivariant ones, got ordinary blocks {ordinary}")
     if handoff is None:
-        raise ValueError(f"ordinary blocks begin at {first}: say handoff='hybrid' or handoff='abs'")
+        raise ValueError(f"ordinary blocks begin at {first}: say handoff='hybrid' or 'abs' (--handoff)")
     found.args["handoffs"] = {first: handoff}
 
 

@@ -63,7 +63,9 @@ def _read_torch(path: Path) -> object:
         code = re.search(r"(?:GLOBAL|global|class) `?([\w.]+\.[\w.]+)", str(error))
         if code:
             raise ValueError(f"{str(path)!r} holds {code[1]}, which is no data, and code is never run") from error
-        raise ValueError(f"{str(path)!r} is no whole file of weights ({type(error).__name__})") from error
+        raise ValueError(
+            f"{str(path)!r} is no whole file of weights that torch.save wrote ({type(error).__name__})"
+        ) from error
 
 
 def require_output(path: Path, overwrite: bool) -> None:

@@ -104,7 +104,7 @@ def set_img_size(found: Translation, places: int, order: Tensor, img_size: Grid 
     if not _is_order_of((size[0] // patch[0], size[1] // patch[1]), order, places) or _rest(size, patch):
         what = f"the checkpoint has {places} tokens of {patch[0]} x {patch[1]} pixels"
         if img_size is None:
-            raise ValueError(f"{what}, not on a square grid: say img_size=(height, width)")
+            raise ValueError(f"{what}, not on a square grid: say img_size=(height, width) (--img-size)")
         raise ValueError(f"{what}, in an order that img_size={img_size} doesn't give: say another one")
     found.args["img_size"] = size[0] if size[0] == size[1] else size
 

@@ -12,6 +12,9 @@ from rich.table import Table
 
 from flopping.cli.common import app, refusals
 
+WIDTH = 130
+"""Columns that the table needs."""
+
 
 @app.command()
 def models(
@@ -40,13 +43,13 @@ def models(
     table = Table(
         "paper",
         "name",
-        "params",
-        "paper's",
+        "params M",
+        "(paper)",
         "",
-        "FLOPs",
-        "paper's",
+        "FLOPs G",
+        "(paper)",
         "",
-        "MACs",
+        "MACs G",
         caption=notes(found),
         caption_justify="left",
     )
@@ -68,4 +71,6 @@ def models(
             f"{r.macs / 1e9:.3f}",
         )
     if not json:
-        Console().print(table)
+        console = Console()
+        console.width = max(console.width, WIDTH)  # names are never cut
+        console.print(table)

@@ -29,7 +29,13 @@ class Stretch:
     invariant_share: float = 0.0
 
     def layout(self, dim: int) -> Layout:
-        return Layout.regular(self.group, dim, extra=round(dim * self.invariant_share))
+        extra = round(dim * self.invariant_share)
+        if (dim - extra) % self.group.order:
+            raise ValueError(
+                f"{dim} channels, of which invariant_share={self.invariant_share:.3g} is {extra}, leave {dim - extra}:"
+                f" {self.group} needs a multiple of {self.group.order}"
+            )
+        return Layout.regular(self.group, dim, extra=extra)
 
     def after(self, handoff: str) -> Stretch:
         """What follows a hand-off."""
