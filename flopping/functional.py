@@ -35,6 +35,16 @@ def invariant_only(x: Feature) -> Feature:
     return x[0], *(part.narrow(-1, 0, 0) for part in x[1:])
 
 
+def residual(x: Feature, branch: Feature, invariant_branch: bool) -> Feature:
+    """A branch added to its input, of which only the trivial irrep goes on where the branch has no more.
+
+    >>> even, odd = residual((torch.ones(2), torch.ones(2)), (torch.ones(2), torch.ones(0)), invariant_branch=True)
+    >>> even.tolist(), odd.tolist()
+    ([2.0, 2.0], [])
+    """
+    return add(invariant_only(x) if invariant_branch else x, branch)
+
+
 def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor | None]:
     """From irreps to the regular basis: one `(..., copies)` tensor per group element, and the extra channels.
 

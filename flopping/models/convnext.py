@@ -62,7 +62,7 @@ class ConvNeXtBlock(Module):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ConvNeXtBlock", self.leading)
         branch = self.drop_path(self.gamma(self.mlp(self.norm(self.conv_dw(x)))))
-        return functional.add(functional.invariant_only(x) if self.invariant_only else x, branch)
+        return functional.residual(x, branch, self.invariant_only)
 
 
 class Stage(nn.Module):

@@ -94,7 +94,7 @@ class ResMlpBlock(Module):
         x = self.in_layout.parts(x, "ResMlpBlock", self.leading)
         x = functional.add(x, self.drop_path1(self.ls1(self.linear_tokens(self.norm1(x)))))
         branch = self.drop_path2(self.ls2(self.mlp_channels(self.norm2(x))))
-        return functional.add(functional.invariant_only(x) if self.invariant_only else x, branch)
+        return functional.residual(x, branch, self.invariant_only)
 
 
 class ResMlp(TokenBackbone):

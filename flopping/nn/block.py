@@ -53,9 +53,9 @@ class Mlp(Module):
 class TransformerBlock(Module):
     """Pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))).
 
-    `init_values=None` leaves the layer scales out. With `invariant_only`, for a block before an invariant hand-off,
-    the second sum has the trivial irrep only, because nothing reads the rest. With the trivial group the block is
-    timm's `Block`.
+    `init_values=None` (or 0) leaves the layer scales out. With `invariant_only`, for a block before an invariant
+    hand-off, the second sum has the trivial irrep only, because nothing reads the rest. With the trivial group the
+    block is timm's `Block`.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)
@@ -108,4 +108,4 @@ class TransformerBlock(Module):
         x = self.in_layout.parts(x, "TransformerBlock", self.leading)
         x = functional.add(x, self.drop_path1(self.ls1(self.attn(self.norm1(x)))))
         branch = self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-        return functional.add(functional.invariant_only(x) if self.invariant_only else x, branch)
+        return functional.residual(x, branch, self.invariant_only)
