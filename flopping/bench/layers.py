@@ -92,7 +92,7 @@ def bench_layers(
             functions[f"{pair.name} ordinary"] = _call(pair.ordinary.eval(), pair.packed, mode)
             functions[f"{pair.name} equivariant"] = _call(pair.equivariant.eval(), pair.feature, mode)
         with torch.no_grad():
-            timings = interleave(functions, repeats, progress=progress)
+            timings = interleave(functions, repeats, progress=lambda _: progress and progress())
         for pair in table:
             bar = pair.bars.get(mode) if (width, group) == GOALS_FOR else None
             yield _result(pair.name, mode, timings, bar)

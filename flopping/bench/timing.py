@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+
+class Interval(NamedTuple):
+    """A value and the bounds between which it lies with the level that they were made for."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -13,8 +24,8 @@ class Timing:
     """Seconds of every run of one function.
 
     >>> fast, slow = Timing((1.0, 2.0, 1.0)), Timing((2.0, 4.0, 3.0))
-    >>> slow.median, slow.over(fast)
-    (3.0, 2.0)
+    >>> slow.median, slow.quartiles, slow.over(fast)
+    (3.0, (2.5, 3.5), 2.0)
     """
 
     seconds: tuple[float, ...]
@@ -23,18 +34,68 @@ class Timing:
     def median(self) -> float:
         return median(self.seconds)
 
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """A quarter of the runs was faster than the first, a quarter slower than the second."""
+        low, high = torch.tensor(self.seconds, dtype=torch.float64).quantile(_levels(0.5)).tolist()
+        return low, high
+
+    @property
+    def spread(self) -> float:
+        """Inter-quartile range as a share of the median."""
+        low, high = self.quartiles
+        return (high - low) / self.median
+
+    def ratios(self, other: Timing) -> tuple[float, ...]:
+        """How many times longer than the other, round by round."""
+        return tuple(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+
     def over(self, other: Timing) -> float:
         """How many times longer than the other: median over rounds, whose two runs lie side by side."""
-        return median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+        return median(self.ratios(other))
+
+    def interval_over(self, other: Timing, level: float = 0.95) -> Interval:
+        """`over`, with its confidence interval."""
+        return bootstrap(self.ratios(other), level)
+
+
+def bootstrap(values: Sequence[float], level: float = 0.95, resamples: int = 4000) -> Interval:
+    """The median, and the interval in which it lies with a confidence of `level`.
+
+    Rounds are drawn again from those that were seen, many times over, and the interval holds the middle share of the
+    medians that come out. The draw is always the same, so a report made twice is the same report. One round says
+    nothing about the next: its interval is without bounds.
+
+    >>> bootstrap([1.0, 2.0, 3.0, 4.0, 100.0])
+    Interval(value=3.0, low=1.0, high=100.0)
+    >>> bootstrap([2.0])
+    Interval(value=2.0, low=-inf, high=inf)
+    """
+    if not values:
+        raise ValueError("an interval needs at least one value, got none")
+    if not 0 < level < 1:
+        raise ValueError(f"the level of an interval lies between 0 and 1, got {level}")
+    if len(values) == 1:
+        return Interval(values[0], float("-inf"), float("inf"))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(values), (resamples, len(values)), generator=generator)
+    medians = torch.tensor(values, dtype=torch.float64)[drawn].quantile(0.5, dim=1)
+    low, high = medians.quantile(_levels(level)).tolist()
+    return Interval(median(values), low, high)
+
+
+def _levels(share: float) -> torch.Tensor:
+    """The two quantiles that enclose the middle share."""
+    return torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
 
 
 def interleave(
     functions: Mapping[str, Callable[[], object]],
     repeats: int,
     warmup: int = 3,
-    progress: Callable[[], object] | None = None,
+    progress: Callable[[dict[str, float]], object] | None = None,
 ) -> dict[str, Timing]:
-    """Run the functions in turn, round after round, and time each run.
+    """Run the functions in turn, round after round, and time each run. `progress` gets the seconds of each round.
 
     >>> sorted(interleave({"a": lambda: None, "b": lambda: None}, repeats=5))
     ['a', 'b']
@@ -44,12 +105,14 @@ def interleave(
     for function in functions.values():
         for _ in range(warmup):
             function()
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    rounds: list[dict[str, float]] = []
     for _ in range(repeats):
+        seconds = {}
         for name, function in functions.items():
             start = perf_counter()
             function()
-            seconds[name].append(perf_counter() - start)
+            seconds[name] = perf_counter() - start
+        rounds.append(seconds)
         if progress is not None:
-            progress()
-    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+            progress(seconds)
+    return {name: Timing(tuple(seconds[name] for seconds in rounds)) for name in functions}
