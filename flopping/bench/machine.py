@@ -46,7 +46,7 @@ def this_machine() -> Machine:
     flags["float32 products"] = torch.get_float32_matmul_precision()
     return Machine(
         processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=usable_cores(),
         memory_gib=round(_memory("MemTotal") / 2**30, 1),
         gpu=gpu,
         system=" ".join((platform.system(), *platform.release().split(".")[:2])),
@@ -55,6 +55,11 @@ def this_machine() -> Machine:
         flags=flags,
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> int:

@@ -1,100 +1,210 @@
-"""`flopping bench-layers` and `flopping bench-models`: speed-ups side by side."""
+"""`flopping bench`: what networks cost on the clock and in memory."""
 
 from __future__ import annotations
 
-import json as json_module
-from dataclasses import asdict
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
+from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from flopping.cli.common import app, refusals
 
 if TYPE_CHECKING:
-    from flopping.bench.layers import Result
+    from flopping.bench.records import Record
+
+INTERRUPTED = 130
 
 
-class Mode(str, Enum):
-    eager = "eager"
-    compiled = "compiled"
-
-
-@app.command()
-def bench_layers(
-    width: Annotated[int, typer.Option(help="Channels; heads have 64.")] = 768,
-    group: Annotated[str, typer.Option(help="The group of the equivariant layers.")] = "flop",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
-) -> None:
-    """Time equivariant layers against ordinary ones, interleaved in one run, in float32.
-
-    Example: flopping bench-layers --repeats 100
-    """
-    import torch
-    from rich.progress import Progress
-
-    from flopping.bench.layers import bench_building, caption
-    from flopping.bench.layers import bench_layers as run
-    from flopping.groups import get_group
-
-    torch.set_num_threads(threads)
-    with refusals(), Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("eager, then compiled", total=2 * repeats)
-        results = [*run(width, get_group(group), repeats=repeats, progress=lambda: bar.advance(task)), bench_building()]
-    _print_results(results, caption(width, repeats), threads, json)
+class Form(str, Enum):
+    table = "table"
+    jsonl = "jsonl"
+    markdown = "markdown"
+    latex = "latex"
 
 
 @app.command()
-def bench_models(
+def bench(
     models: Annotated[
-        list[str] | None, typer.Argument(help='The paper\'s names, e.g. "ViT-S" or "E(ViT-S)"; six by default.')
+        list[str] | None,
+        typer.Argument(help='The paper\'s names ("E(ViT-S)"), registered names, or FILE.py:ATTRIBUTE.'),
     ] = None,
-    mode: Annotated[list[Mode] | None, typer.Option(help="Eager or compiled; both by default.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images in a batch; goals are set for 8.")] = 8,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; goals are set for 2.")] = 2,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 20,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="All rows of the paper's table that memory and --budget allow.")
+    ] = False,
+    goals: Annotated[
+        bool, typer.Option("--goals", help="The networks whose speed-up is promised, and whether it is reached.")
+    ] = False,
+    baseline: Annotated[
+        str | None, typer.Option(help="Compare all with this network; by default E(X), H(X) and I(X) with X.")
+    ] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="eager, compiled (default) or compiled-frozen; may be repeated.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="float32 (default on a CPU), bfloat16, float16 (default on CUDA); may be repeated."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default CUDA where there is one.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images in a batch: 64 on CUDA, 8 on a CPU.")] = None,
+    latency: Annotated[bool, typer.Option("--latency", help="One image at a time.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Steps of training instead of inference.")] = False,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Timed rounds: 100 on CUDA, 30 on a CPU.")] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Runs before: 10 on CUDA, 3 on a CPU.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0.1, help="Minutes: what would take longer is left out, and named.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
+    ] = None,
+    form: Annotated[Form, typer.Option("--format", help="What to print.")] = Form.table,
+    json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
 ) -> None:
-    """Time E(X) against X, interleaved in one run, in float32, without gradients.
+    """Measure throughput or latency, and peak memory, of networks beside their ordinary twins.
 
-    Example: flopping bench-models "ViT-S" "ResMLP-S24" --mode compiled
+    The networks run in turn in one process; ratios are of neighbouring runs. Each gets a process of its own for its
+    memory. Ctrl-C keeps what was measured.
+
+    Examples: flopping bench "E(ViT-S)"; flopping bench "E(ViT-S)" resnet50 --train -o a.jsonl; flopping bench --paper
     """
-    import torch
+    from flopping.bench.goals import goal_cases
+    from flopping.bench.machine import usable_cores
+    from flopping.bench.measure import Session
+    from flopping.bench.plan import cases, check_device, default_device, families, protocol_for, settings
+    from flopping.bench.records import append, to_line
 
-    from flopping.bench.models import GOALS
-    from flopping.bench.models import bench_models as run
+    form = Form.jsonl if json else form
+    with refusals():
+        names = _names(models, paper, goals)
+        if latency and (train or batch not in (None, 1)):
+            raise ValueError(f"--latency is inference with batch 1, got --batch {batch}{' --train' if train else ''}")
+        on = default_device() if device is None else check_device(device)
+        protocol = protocol_for(on)
+        protocol = replace(
+            protocol,
+            batch=1 if latency else batch or protocol.batch,
+            warmup=protocol.warmup if warmup is None else warmup,
+            repeats=repeats or protocol.repeats,
+        )
+        if goals:
+            _refuse_with_goals(
+                {
+                    "--mode": mode,
+                    "--dtype": dtype,
+                    "--batch": batch,
+                    "--threads": threads,
+                    "--baseline": baseline,
+                    "--device": device,
+                    "--train": train,
+                    "--latency": latency,
+                }
+            )
+            chosen = goal_cases()
+        else:
+            dtypes = dtype or [protocol.dtype]
+            threads = threads or usable_cores()
+            chosen = cases(names, settings(mode or ["compiled"], dtypes, on, protocol.batch, threads, train), baseline)
+        _check_out(out)
+    records: list[Record] = []
 
-    torch.set_num_threads(threads)
-    console = Console(stderr=True)
-    modes = [m.value for m in mode or list(Mode)]
-    with refusals(), console.status("") as status:
-        results = list(run(models or list(GOALS), modes, batch, repeats, status.update))
-    caption = (
-        f"Medians of {repeats} rounds, in which X and E(X) run in turn; the speed-up is the median of the ratios of"
-        f" each round. Batch {batch}, float32, no gradients. X is timm's; timm has no ResMLP-B24, ResMLP-L24 and"
-        " ConvNeXt (iso.), whose X are ours with the trivial group. E(ResMLP) has quick GELU, X the exact one."
-    )
-    _print_results(results, caption, threads, json)
+    def keep(record: Record) -> None:
+        records.append(record)
+        if out is not None:
+            append(out, [record])
+        if form is Form.jsonl:
+            typer.echo(to_line(record))
+
+    interrupted = False
+    with _bar() as progress:
+        session = Session(protocol, keep, command=_command(), budget=budget and 60 * budget, progress=progress)
+        try:
+            session.measure(families(chosen) if paper or goals else [chosen])
+        except KeyboardInterrupt:
+            interrupted = True
+    _print(records, form, goals)
+    if interrupted:
+        kept = f"{len(records)} of {len(chosen)} rows are kept" + (f" in {out}" if out is not None and records else "")
+        typer.echo(f"Interrupted: {kept}.", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if not any(record.seconds for record in records):
+        raise typer.Exit(1)
 
 
-def _print_results(results: list[Result], caption: str, threads: int, json: bool) -> None:
-    """A table of speed-ups, or JSON lines."""
-    import torch
+def _names(models: list[str] | None, paper: bool, goals: bool) -> list[str]:
+    from flopping.bench.plan import rows_of_the_paper
 
-    columns = "name", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", ""
-    table = Table(*columns, caption=caption, caption_justify="left")
-    marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
-    for r in results:
-        if json:
-            typer.echo(json_module.dumps({**asdict(r), "met": r.met}))
-        goal = "" if r.bar is None else f"{r.bar:.2f}"
-        times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f}"
-        table.add_row(r.name, r.mode, *times, goal, marks[r.met])
-    if not json:
-        console = Console()
+    if bool(models) + paper + goals != 1:
+        raise ValueError(
+            'say what to measure, in one of three ways: names of networks, e.g. "E(ViT-S)", --paper, --goals'
+        )
+    return models or (rows_of_the_paper() if paper else [])
+
+
+def _refuse_with_goals(given: dict[str, object]) -> None:
+    excluded = [name for name, value in given.items() if value]
+    if excluded:
+        raise ValueError(f"goals are set for settings of their own: leave out --goals or {', '.join(excluded)}")
+
+
+def _check_out(out: Path | None) -> None:
+    """Records are only added to a file that has records, and nobody waits an hour to learn that it can't be written."""
+    from flopping.bench.records import read
+
+    if out is not None:
+        if out.exists() and (out.is_dir() or out.stat().st_size):
+            read(out)
+        with out.open("a", encoding="utf-8"):
+            pass
+
+
+def _command() -> str:
+    return shlex.join(["flopping", *sys.argv[1:]])
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, float], object]]:
+    """A bar on standard error: share of the time, what is being done, minutes left."""
+    columns = BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.description}")
+    start = monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0, left="")
+
+        def progress(text: str, left: float) -> None:
+            passed = monotonic() - start
+            share = passed / (passed + max(left, 1.0))
+            bar.update(task, completed=share, left=f"about {left / 60:.0f} min {left % 60:02.0f} s left")
+            if text:
+                bar.update(task, description=text)
+
+        yield progress
+
+
+def _print(records: list[Record], form: Form, goals: bool) -> None:
+    from flopping.bench import tables
+    from flopping.bench.comparison import compare
+    from flopping.bench.goals import verdicts
+
+    rows = compare(records)
+    if not rows or form is Form.jsonl:
+        return
+    console = Console()
+    if form is Form.table:
+        tables.show(rows, console)
+    else:
+        typer.echo(tables.markdown(rows) if form is Form.markdown else tables.latex(rows))
+    if goals:
+        table = Table("network", "mode", "speed-up", "goal", "", title="Goals", title_justify="left")
+        marks = {True: "[green]met[/green]", False: "[red]missed[/red]"}
+        for v in verdicts(records):
+            table.add_row(v.name, v.mode, f"{v.speedup:.2f}", f"{v.goal:.2f}", marks[v.met])
         console.print(table)
-        console.print(f"{threads} threads, torch {torch.__version__}.")

@@ -1,0 +1,355 @@
+"""Measuring: every precision tried first, memory in a process each, time interleaved in one, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from itertools import count as numbers
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from flopping.bench.child import ChildProcess
+from flopping.bench.machine import available_memory, this_machine
+from flopping.bench.pace import Pace
+from flopping.bench.plan import Case, Protocol, families
+from flopping.bench.records import Memory, Record, Setting
+from flopping.bench.timing import Timing
+from flopping.bench.worker import NOISE
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+MEMORY_RUNS = 6
+"""Runs of a network in the process that measures its memory."""
+FEWEST_ROUNDS = 5
+"""With less time than these would take, a network isn't begun."""
+
+
+@dataclass
+class _State:
+    """What is known of a case so far."""
+
+    case: Case
+    key: str
+    params: int = 0
+    input_size: tuple[int, ...] = ()
+    flops: float | None = None
+    macs: float | None = None
+    memory: Memory | None = None
+    compile_seconds: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    run: str = ""
+    problem: str | None = None
+    stage: str = "new"
+    """new, filled (its memory is known), ready (it runs in turn with others), done."""
+
+    @property
+    def work(self) -> float:
+        """FLOPs of a batch; where they aren't known, as if each weight were used once."""
+        return self.case.setting.batch * (self.flops or 2.0 * self.params)
+
+
+class Session:
+    """Measures cases group by group, and hands every record to `sink` as soon as it is complete.
+
+    A keyboard interrupt stops the processes; the rounds measured so far go to `sink` as records that say so, and then
+    the interrupt goes on. `budget` is the time in seconds after which nothing new is begun and what runs is cut off.
+    `progress` gets a text and the seconds that are left, as far as can be told.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        sink: Callable[[Record], object],
+        *,
+        command: str = "",
+        budget: float | None = None,
+        progress: Callable[[str, float], object] | None = None,
+    ) -> None:
+        self.protocol, self.sink, self.command = protocol, sink, command
+        self.progress = progress or (lambda text, left: None)
+        self.budget = budget
+        self.pace = Pace()
+        self.machine = this_machine()
+        self.precisions: dict[tuple[str, str], str | None] = {}
+        self.children: set[ChildProcess] = set()
+        self.states: list[_State] = []
+
+    def measure(self, groups: Sequence[Sequence[Case]]) -> None:
+        """Measure every group; the cases of a group run interleaved, as far as they fit into memory together."""
+        self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.deadline = None if self.budget is None else monotonic() + self.budget
+        keys = numbers()
+        grouped = [[_State(case, str(next(keys))) for case in group] for group in groups]
+        self.states = [state for group in grouped for state in group]
+        with _compile_cache() as self.environment:
+            for group in grouped:
+                try:
+                    self._measure(group)
+                except BaseException as error:
+                    self._stop_children()
+                    why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"stopped by {error!r}"
+                    for state in group:
+                        if state.seconds or state.memory or state.problem:
+                            state.problem = state.problem or f"{why} after {len(state.seconds)} rounds"
+                            self._finish(state)
+                    raise
+                for state in group:
+                    self._finish(state)
+
+    def _measure(self, group: list[_State]) -> None:
+        for state in group:
+            self._say(f"trying {state.case.setting.dtype}")
+            state.problem = self._try_precision(state.case.setting)
+        self._describe(_alive(group))
+        self._keep_budget(_alive(group))
+        try:
+            self._fill_memory(_alive(group))
+            for together in self._that_fit(_alive(group)):
+                self._take_time(together)
+        except TimeoutError:
+            self._stop_children()
+            for state in _alive(group):
+                state.problem = f"the time budget was used up after {len(state.seconds)} rounds"
+
+    def _finish(self, state: _State) -> None:
+        state.stage = "done"
+        self.sink(
+            Record(
+                model=state.case.model,
+                paper=state.case.paper,
+                baseline=state.case.baseline,
+                setting=state.case.setting,
+                input_size=state.input_size,
+                params=state.params,
+                flops=state.flops,
+                macs=state.macs,
+                seconds=tuple(state.seconds),
+                run=state.run,
+                warmup=self.protocol.warmup,
+                compile_seconds=state.compile_seconds,
+                memory=state.memory,
+                noise=Timing(tuple(state.noise)).spread if state.noise else None,
+                problem=state.problem,
+                machine=self.machine,
+                command=self.command,
+                time=self.began,
+            )
+        )
+
+    def _try_precision(self, setting: Setting) -> str | None:
+        """Why a precision can't be used here; found out once, by a process that may crash."""
+        key = setting.device, setting.dtype
+        if key not in self.precisions:
+            trial = Setting("eager", "training", setting.device, setting.dtype, threads=setting.threads)
+            with self._child({"job": "try", "setting": asdict(trial)}, trial) as child:
+                list(child.events(self.deadline))
+                problem = child.problem
+            if problem is not None:
+                hint = ""
+                if "SIGILL" in problem and setting.device == "cpu":
+                    hint = "; with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment it may run"
+                problem = f"{setting.dtype} doesn't run on this machine: {problem}{hint}"
+            self.precisions[key] = problem
+        return self.precisions[key]
+
+    def _describe(self, states: list[_State]) -> None:
+        if not states:
+            return
+        self._say("counting")
+        found = {state.key: state for state in states}
+        with self._child({"job": "describe", "cases": _jobs(states)}, states[0].case.setting) as child:
+            for event in child.events(self.deadline):
+                state = found.pop(event["key"])
+                if event["event"] == "problem":
+                    state.problem = event["problem"]
+                else:
+                    state.params, state.input_size = event["params"], tuple(event["input_size"])
+                    state.flops, state.macs = event["flops"], event["macs"]
+            for state in found.values():
+                state.problem = child.problem
+
+    def _keep_budget(self, states: list[_State]) -> None:
+        """Leave out what can't be measured in the time that is left."""
+        if self.deadline is None:
+            return
+        left = self.deadline - monotonic()
+        needed = sum(self._seconds_for(state, FEWEST_ROUNDS) for state in states)
+        if needed > left:
+            for state in states:
+                state.problem = (
+                    f"not measured: it needs about {_minutes(needed)} with what it is compared with, and"
+                    f" {_minutes(max(0.0, left))} of the time budget are left"
+                )
+
+    def _fill_memory(self, states: list[_State]) -> None:
+        """Memory, in a process each. They compile side by side, and leave what they compiled to the timing."""
+        on_gpu = any(state.case.setting.device != "cpu" for state in states)
+        self.side_by_side = 1 if on_gpu else max(1, min(self.machine.cores, 4))
+        with ThreadPoolExecutor(self.side_by_side) as pool:
+            futures = [pool.submit(self._fill_memory_of, state) for state in states]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                self._stop_children()
+                raise
+        for state in states:  # it may have been a neighbour who took the memory
+            if self.side_by_side > 1 and state.problem is not None and "memory" in state.problem:
+                state.problem = None
+                self._fill_memory_of(state)
+
+    def _fill_memory_of(self, state: _State) -> None:
+        start = monotonic()
+        self._say(f"{state.case.paper or state.case.model}: compiling, memory")
+        job = {"job": "memory", "case": _job(state), "setting": asdict(state.case.setting)}
+        with self._child(job, state.case.setting) as child:
+            for event in child.events(self.deadline):
+                state.compile_seconds = event["compile_seconds"]
+                state.memory = Memory(**event["memory"]) if event["memory"] else None
+            state.problem = child.problem
+        state.stage = "filled"
+        self.pace.learn_start(monotonic() - start)
+        self._say("")
+
+    def _that_fit(self, states: list[_State]) -> Iterator[list[_State]]:
+        """All together, or family by family where the memory is too small for all."""
+        if self._fit(states):
+            yield states
+            return
+        by_case = {state.case: state for state in states}
+        for family in families(by_case):
+            together = [by_case[case] for case in family]
+            if self._fit(together):
+                yield together
+                continue
+            for state in together:
+                state.problem = (
+                    f"not timed: with what it is compared with it needs about {_needed(together) / 2**30:.1f} GiB,"
+                    f" {available_memory() / 2**30:.1f} GiB are free"
+                )
+
+    def _fit(self, states: list[_State]) -> bool:
+        on_gpu = any(state.case.setting.device != "cpu" for state in states)
+        return on_gpu or _needed(states) <= available_memory()  # on a GPU, what doesn't fit becomes a row that says so
+
+    def _take_time(self, states: list[_State]) -> None:
+        """All in turn in one process. If one of them brings it down at the start, it begins again without that one."""
+        run = uuid4().hex[:12]
+        waiting = list(states)
+        while waiting:
+            for state in waiting:
+                state.run = run
+            culprit, problem = self._take_time_once(waiting)
+            if problem is None:
+                return
+            measured = waiting[0].seconds or culprit is None
+            for state in waiting if measured else [state for state in waiting if state.key == culprit]:
+                state.problem = state.problem or f"{problem}, after {len(state.seconds)} rounds"
+            waiting = _alive(waiting)
+
+    def _take_time_once(self, states: list[_State]) -> tuple[str | None, str | None]:
+        """Which network was being prepared when the process died, and why it did."""
+        by_key = {state.key: state for state in states}
+        preparing = None
+        repeats = self._repeats(states)
+        job = {"job": "time", "cases": _jobs(states), "warmup": self.protocol.warmup, "repeats": repeats}
+        with self._child(job, states[0].case.setting) as child:
+            for event in child.events(self.deadline):
+                if event["event"] == "begin":
+                    preparing = event["key"]
+                    by_key[preparing].stage = "ready"
+                    case = by_key[preparing].case
+                    self._say(f"{case.paper or case.model}: warming up")
+                elif event["event"] == "problem":
+                    by_key[event["key"]].problem = event["problem"]
+                else:
+                    seconds: dict[str, float] = event["seconds"]
+                    for state in _alive(states):
+                        state.seconds.append(seconds[state.key])
+                        state.noise.append(seconds[NOISE])
+                        self.pace.learn_run(state.work, seconds[state.key])
+                    self._say(f"round {len(_alive(states)[0].seconds)} of {repeats}")
+            return preparing, child.problem
+
+    def _repeats(self, states: list[_State]) -> int:
+        """As many rounds as were asked for, or as the budget allows."""
+        if self.deadline is None:
+            return self.protocol.repeats
+        prepare = len(states) * self.pace.start / 2
+        a_round = sum(self.pace.run(state.work) for state in states)
+        possible = (self.deadline - monotonic() - prepare) / max(a_round, 1e-9) - self.protocol.warmup
+        return max(1, min(self.protocol.repeats, int(0.8 * possible)))
+
+    def _seconds_for(self, state: _State, repeats: int) -> float:
+        """What is still to be done for a case, in seconds."""
+        run = self.pace.run(state.work)
+        rounds = (repeats - len(state.seconds)) * run
+        prepare = self.pace.start / 2 + self.protocol.warmup * run
+        fill = (self.pace.start + MEMORY_RUNS * run) / getattr(self, "side_by_side", 1)
+        return {"new": fill + prepare + rounds, "filled": prepare + rounds, "ready": rounds, "done": 0.0}[state.stage]
+
+    def _say(self, text: str) -> None:
+        alive = [state for state in self.states if state.problem is None]
+        left = sum(self._seconds_for(state, self.protocol.repeats) for state in alive)
+        self.progress(text, left if self.deadline is None else min(left, self.deadline - monotonic()))
+
+    @contextmanager
+    def _child(self, job: Mapping[str, Any], setting: Setting) -> Iterator[ChildProcess]:
+        with ChildProcess({"threads": setting.threads, **job}, self.environment) as child:
+            self.children.add(child)
+            try:
+                yield child
+            finally:
+                self.children.discard(child)
+
+    def _stop_children(self) -> None:
+        for child in list(self.children):
+            child.stop()
+
+
+def _alive(states: Sequence[_State]) -> list[_State]:
+    return [state for state in states if state.problem is None]
+
+
+def _job(state: _State) -> dict[str, Any]:
+    return {"key": state.key, "model": state.case.model, "setting": asdict(state.case.setting)}
+
+
+def _jobs(states: Sequence[_State]) -> list[dict[str, Any]]:
+    return [_job(state) for state in states]
+
+
+def _needed(states: Sequence[_State]) -> int:
+    """Bytes for several networks in one process, of which one runs at a time; every one may keep its peak."""
+    return 2**30 + sum(state.memory.peak if state.memory else 8 * state.params for state in states)
+
+
+def _minutes(seconds: float) -> str:
+    """A time to read.
+
+    >>> _minutes(42.0), _minutes(150.0)
+    ('42 s', '2.5 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+
+
+@contextmanager
+def _compile_cache() -> Iterator[dict[str, str]]:
+    """An empty cache for compiled code, so that compile times are those of a first time; or the one that is set."""
+    if CACHE in os.environ:
+        yield {}
+        return
+    folder = tempfile.mkdtemp(prefix="flopping-bench-")
+    try:
+        yield {CACHE: folder}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
