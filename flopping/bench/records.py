@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
 from pathlib import Path
+from sys import float_info
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -117,17 +118,22 @@ def read(path: Path) -> list[Record]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} isn't a text file (byte {error.start} is no UTF-8): {_WANTED}") from error
     records = []
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.split("\n")  # splitlines() would also split at characters that may stand inside of JSON
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 records.append(from_line(line))
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
+                cut = number == len(lines) and line.startswith('{"format"')
+                hint = " (the file ends within this line; without the line, the others can be read)" if cut else ""
+                raise ValueError(f"{path}, line {number}: {error}{hint}") from error
     if not records:
         raise ValueError(f"{path} has no records: {_WANTED}")
     return records
 
 
+_LARGEST = float_info.max  # an integer of JSON may be larger than any float
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character: JSON can hold one, no file of text can
 _WANTED = "a file that `flopping bench -o FILE` wrote is needed"
 
 
@@ -135,6 +141,8 @@ def from_line(line: str) -> Record:
     """A record from its line; what is missing, unknown or of another type is named."""
     try:
         found = json.loads(line, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:  # its own text counts lines too, from the start of this one
+        raise ValueError(f"no JSON ({error.msg}, at character {error.colno}): {_WANTED}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"no JSON ({error}): {_WANTED}") from error
     if not isinstance(found, dict) or "format" not in found:
@@ -146,6 +154,11 @@ def from_line(line: str) -> Record:
     _require(record.setting.task in TASKS, "setting.task", TASKS, record.setting.task)
     _require(record.setting.batch > 0, "setting.batch", "a positive number", record.setting.batch)
     _require(all(s > 0 for s in record.seconds), "seconds", "positive numbers", record.seconds)
+    for key in ("params", "flops", "macs", "warmup", "compile_seconds", "noise"):
+        _require((getattr(record, key) or 0) >= 0, key, "zero or a positive number", getattr(record, key))
+    _require(
+        record.memory is None or record.memory.peak >= 0, "memory.peak", "zero or a positive number", record.memory
+    )
     return record
 
 
@@ -179,10 +192,11 @@ def _parse(wanted: Any, value: Any, key: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(_parse(get_args(wanted)[0], item, key) for item in value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        return {name: _parse(get_args(wanted)[1], item, f"{key}.{name}") for name, item in value.items()}
-    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+        inner = get_args(wanted)
+        return {_parse(inner[0], n, key): _parse(inner[1], item, f"{key}.{n}") for n, item in value.items()}
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         return float(value)
-    if wanted in (int, str) and type(value) is wanted:
+    if wanted in (int, str) and type(value) is wanted and not (wanted is str and _SURROGATE.search(value)):
         return value
     raise ValueError(f"{key} is {_short(value)}, which isn't of type {getattr(wanted, '__name__', wanted)}")
 
@@ -193,10 +207,19 @@ def _short(value: object) -> str:
 
 
 def latest(records: Sequence[Record]) -> list[Record]:
-    """Of several records of one network in one setting the last that has figures, else the last."""
-    found: dict[tuple[str, Setting], Record] = {}
+    """Of several records of one network in one setting on one machine, the one to show.
+
+    That is the last that is whole, else the last that has some figures, else the last. Which record its ratio comes
+    from is another question: always one of its own run.
+    """
+    found: dict[object, Record] = {}
     for record in records:
-        key = record.model, record.setting
-        if record.seconds or key not in found or not found[key].seconds:
+        machine = record.machine
+        key = record.model, record.setting, record.input_size, machine.processor, machine.cores, machine.gpu
+        if key not in found or _wholeness(record) >= _wholeness(found[key]):
             found[key] = record
     return list(found.values())
+
+
+def _wholeness(record: Record) -> int:
+    return 0 if not record.seconds else 1 if record.problem else 2

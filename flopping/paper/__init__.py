@@ -24,6 +24,29 @@ class Result:
     top1: float | None
     """Per cent on ImageNet; E(ViT-S) did not converge."""
 
+    @property
+    def ordinary(self) -> str:
+        """The name of X, for X itself, E(X), H(X) and I(X)."""
+        return ordinary_name(self.name)
+
+
+def ordinary_name(name: str) -> str:
+    """X, from the name of X, E(X), H(X) or I(X).
+
+    >>> ordinary_name("E(ConvNeXt-S (iso.))"), ordinary_name("ViT-B")
+    ('ConvNeXt-S (iso.)', 'ViT-B')
+    """
+    return name[2:-1] if name[1:2] == "(" and name.endswith(")") else name
+
+
+def family(name: str) -> str:
+    """The architecture that a network of the paper belongs to.
+
+    >>> family("H(ViT-B)"), family("E(ConvNeXt-S (iso.))")
+    ('ViT', 'ConvNeXt')
+    """
+    return ordinary_name(name).partition("-")[0]
+
 
 @lru_cache
 def results() -> dict[str, Result]:
