@@ -13,7 +13,7 @@ import torch
 
 FLAGS = ("ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "CUDA_VISIBLE_DEVICES")
 """Variables of the environment that change how fast things are."""
-PACKAGES = "flopping", "torch", "timm"
+PACKAGES = "timm", "flopping"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def this_machine() -> Machine:
     """What is known about the machine that this runs on.
 
     >>> sorted(this_machine().versions)
-    ['cuda', 'flopping', 'timm', 'torch']
+    ['flopping', 'timm', 'torch']
     """
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     flags = {name: os.environ[name] for name in FLAGS if name in os.environ}
@@ -49,9 +49,9 @@ def this_machine() -> Machine:
         cores=usable_cores(),
         memory_gib=round(_memory("MemTotal") / 2**30, 1),
         gpu=gpu,
-        system=" ".join((platform.system(), *platform.release().split(".")[:2])),
+        system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         python=platform.python_version(),
-        versions={name: version(name) for name in PACKAGES} | {"cuda": torch.version.cuda or "none"},
+        versions={"torch": torch.__version__, **{name: version(name) for name in PACKAGES}},
         flags=flags,
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     )

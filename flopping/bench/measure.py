@@ -26,6 +26,8 @@ from flopping.bench.worker import NOISE
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 MEMORY_RUNS = 6
 """Runs of a network in the process that measures its memory."""
+MOST_SIDE_BY_SIDE = 4
+"""Processes that measure memory, and compile, at one time."""
 FEWEST_ROUNDS = 5
 """With less time than these would take, a network isn't begun."""
 
@@ -79,6 +81,7 @@ class Session:
         self.machine = this_machine()
         self.precisions: dict[tuple[str, str], str | None] = {}
         self.children: set[ChildProcess] = set()
+        self.side_by_side = min(self.machine.cores, MOST_SIDE_BY_SIDE)
         self.states: list[_State] = []
 
     def measure(self, groups: Sequence[Sequence[Case]]) -> None:
@@ -190,8 +193,8 @@ class Session:
 
     def _fill_memory(self, states: list[_State]) -> None:
         """Memory, in a process each. They compile side by side, and leave what they compiled to the timing."""
-        on_gpu = any(state.case.setting.device != "cpu" for state in states)
-        self.side_by_side = 1 if on_gpu else max(1, min(self.machine.cores, 4))
+        if any(state.case.setting.device != "cpu" for state in states):
+            self.side_by_side = 1
         with ThreadPoolExecutor(self.side_by_side) as pool:
             futures = [pool.submit(self._fill_memory_of, state) for state in states]
             try:
@@ -294,7 +297,7 @@ class Session:
         run = self.pace.run(state.work)
         rounds = (repeats - len(state.seconds)) * run
         prepare = self.pace.start / 2 + self.protocol.warmup * run
-        fill = (self.pace.start + MEMORY_RUNS * run) / getattr(self, "side_by_side", 1)
+        fill = (self.pace.start + MEMORY_RUNS * run) / self.side_by_side
         return {"new": fill + prepare + rounds, "filled": prepare + rounds, "ready": rounds, "done": 0.0}[state.stage]
 
     def _say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The machinery of measurements, on synthetic times; nothing here depends on how fast the machine is."""
+"""Single layers side by side, and the demo; nothing here depends on how fast the machine is."""
 
 import io
 import re
@@ -10,28 +10,7 @@ from typer.testing import CliRunner
 
 from flopping import demo, flop
 from flopping.bench import layers
-from flopping.bench.timing import Timing, interleave
 from flopping.cli import app
-
-
-def test_runs_are_interleaved() -> None:
-    calls: list[str] = []
-    timings = interleave({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=3, warmup=2)
-    assert "".join(calls) == "aabb" + "ab" * 3
-    assert all(len(timing.seconds) == 3 for timing in timings.values())
-
-
-def test_ratio_survives_a_machine_that_slows_down() -> None:
-    """The second is twice as fast in every round, while the machine gets ten times slower."""
-    slower = [1 + i for i in range(10)]
-    first, second = Timing(tuple(2.0 * s for s in slower)), Timing(tuple(1.0 * s for s in slower))
-    assert first.over(second) == pytest.approx(2)
-    assert second.over(first) == pytest.approx(0.5)
-
-
-def test_impossible_repeats_are_refused() -> None:
-    with pytest.raises(ValueError, match="repeats=0"):
-        interleave({}, repeats=0)
 
 
 def test_pairs_do_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,51 @@
+"""What `flopping bench` refuses, before anything is measured."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flopping.cli import app
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say what to measure"),
+        (["E(ViT-S)", "--paper"], "say what to measure"),
+        (["E(ViT-Q)"], "the closest are E(ViT-S)"),
+        (["E(ViT-S)", "--baseline", "resnet19"], "no model is called 'resnet19'; the closest are resnet18"),
+        (["E(ViT-S)", "--dtype", "float8"], "'float8'; possible are float32, bfloat16, float16"),
+        (["E(ViT-S)", "--device", "gpu"], "'gpu' here; possible are cpu"),
+        (["E(ViT-S)", "--mode", "jit"], "'jit'; possible are eager, compiled, compiled-frozen"),
+        (["E(ViT-S)", "--latency", "--batch", "8"], "batch 1, got --batch 8"),
+        (["E(ViT-S)", "--latency", "--train"], "--latency is inference"),
+        (["E(ViT-S)", "--train", "--mode", "compiled-frozen"], "can't train"),
+        (["--goals", "--batch", "4", "--train"], "leave out --goals or --batch, --train"),
+        (["E(ViT-S)", "--repeats", "0"], "Invalid value for '--repeats'"),
+        (["E(ViT-S)", "--format", "pdf"], "'pdf' is not one of"),
+    ],
+)
+def test_refusals(arguments: list[str], message: str) -> None:
+    result = runner.invoke(app, ["bench", *arguments], env={"COLUMNS": "300"})
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("text", ["my notes\n", '{"format": "something else"}\n', "\x00\xff"])
+def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "notes.txt"
+    out.write_text(text, encoding="latin-1")
+    result = runner.invoke(app, ["bench", "E(ViT-S)", "-o", str(out)], env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert "notes.txt" in result.output
+    assert out.read_text(encoding="latin-1") == text
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    for out in (tmp_path / "missing" / "out.jsonl", tmp_path):
+        result = runner.invoke(app, ["bench", "E(ViT-S)", "-o", str(out)], env={"COLUMNS": "300"})
+        assert result.exit_code == 2
+        assert str(out) in result.output

@@ -1,0 +1,236 @@
+"""Measuring real networks in real processes: figures, problems as rows, budgets, interrupts. Nothing is timed against
+a bound."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flopping.bench import memory, plan
+from flopping.bench.child import ChildProcess
+from flopping.bench.measure import Session
+from flopping.bench.plan import Protocol
+from flopping.bench.records import Record, Setting, read
+from flopping.bench.running import Run, is_out_of_memory
+from tests.networks_to_measure import Larger, Net
+
+NETWORKS = Path(__file__).with_name("networks_to_measure.py")
+EAGER = Setting("eager", batch=2)
+SHORT = Protocol(batch=2, dtype="float32", warmup=1, repeats=3)
+
+
+def network(name: str) -> str:
+    return f"{NETWORKS}:{name}"
+
+
+def measured(names: Sequence[str], settings: Sequence[Setting], **arguments: Any) -> dict[tuple[str, Setting], Record]:
+    records: list[Record] = []
+    session = Session(SHORT, records.append, command="flopping bench", **arguments)
+    session.measure([plan.cases([network(name) for name in names], settings, network("Net"))])
+    return {(record.model.rpartition(":")[2], record.setting): record for record in records}
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[tuple[str, Setting], Record]:
+    """Good and bad networks in one run."""
+    names = ["Larger", "Endless", "Illegal", "Refusing", "Unknown"]
+    return measured(names, [EAGER])
+
+
+def test_every_network_has_a_row(records: dict[tuple[str, Setting], Record]) -> None:
+    assert {name for name, _ in records} == {"Net", "Larger", "Endless", "Illegal", "Refusing", "Unknown"}
+    assert {record.baseline for (name, _), record in records.items() if name != "Net"} == {network("Net")}
+    assert records["Net", EAGER].baseline is None
+    assert all(record.command == "flopping bench" for record in records.values())
+    assert all(record.machine.versions["torch"] == torch.__version__ for record in records.values())
+
+
+def test_figures_of_those_that_run(records: dict[tuple[str, Setting], Record]) -> None:
+    running = [records[name, EAGER] for name in ("Net", "Larger", "Unknown")]
+    for record in running:
+        assert record.problem is None
+        assert len(record.seconds) == SHORT.repeats
+        assert all(seconds > 0 for seconds in record.seconds)
+        assert record.params == 192 * 4 + 4
+        assert record.input_size == (3, 8, 8)
+        assert record.compile_seconds is None
+        assert record.noise is not None
+    assert len({record.run for record in running}) == 1
+    assert records["Net", EAGER].macs == 192 * 4
+    assert records["Unknown", EAGER].flops is None
+
+
+def test_memory_is_that_of_the_network(records: dict[tuple[str, Setting], Record]) -> None:
+    """100 MiB while it runs, and next to nothing; the resident set has Python and torch in it as well."""
+    small, large = records["Net", EAGER].memory, records["Larger", EAGER].memory
+    assert small is not None
+    assert large is not None
+    assert small.peak < 20e6
+    assert 100 * 2**20 <= large.peak < 140e6
+    assert large.resident is not None
+    assert large.resident > 200e6
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Endless", "out of memory"),
+        ("Illegal", "the process was killed by SIGILL: the processor doesn't know"),
+        ("Refusing", "ValueError: this network wants to rest"),
+    ],
+)
+def test_a_problem_is_a_row(records: dict[tuple[str, Setting], Record], name: str, problem: str) -> None:
+    record = records[name, EAGER]
+    assert record.problem is not None
+    assert record.problem.startswith(problem)
+    assert record.seconds == ()
+    assert record.params == 192 * 4 + 4
+
+
+def test_training_compiled() -> None:
+    """A step of training in compiled code: state of the optimiser in memory, compile time, work of a step."""
+    setting = Setting("compiled", "training", batch=2)
+    record = measured(["Net"], [setting])["Net", setting]
+    assert record.problem is None
+    assert record.compile_seconds is not None
+    assert record.compile_seconds > 0
+    assert record.memory is not None
+    assert record.memory.peak >= 3 * 4 * record.params
+    assert record.macs == 2 * 192 * 4  # the image needs no gradient
+
+
+def test_budget_leaves_out_what_is_too_long() -> None:
+    record = measured(["Net"], [EAGER], budget=20.0)["Net", EAGER]
+    assert record.seconds == ()
+    assert record.problem is not None
+    assert record.problem.startswith(("not measured: it needs about", "the time budget was used up after 0 rounds"))
+
+
+def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    """The command itself, in a process; the interrupt comes in the middle of the rounds."""
+    told, out = tmp_path / "told", tmp_path / "out.jsonl"
+    arguments = ["bench", network("Telling"), "--mode", "eager", "--repeats", "1000000", "-o", str(out)]
+    command = [sys.executable, "-c", "from flopping.cli import app; app()", *arguments]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "TELL": str(told)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    before_rounds = 6 + 2 + plan.CPU_PROTOCOL.warmup
+    while not told.exists() or len(told.read_text().splitlines()) < before_rounds + 20:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    (record,) = read(out)
+    assert record.seconds
+    assert record.problem == f"interrupted after {len(record.seconds)} rounds"
+    assert "Interrupted: 1 of 1 rows are kept in" in stderr
+    assert "Telling" in stdout
+    runs = len(told.read_text().splitlines())
+    time.sleep(0.5)
+    assert len(told.read_text().splitlines()) == runs  # nobody goes on in the background
+
+
+def test_precisions_are_tried_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine does with bfloat16, this process lives; where it crashes, the row says how."""
+    setting = Setting("eager", dtype="bfloat16", batch=2)
+    record = measured(["Net"], [setting])["Net", setting]
+    if record.problem is None:
+        assert len(record.seconds) == SHORT.repeats
+    else:
+        assert record.problem.startswith("bfloat16 doesn't run on this machine: the process was killed by SIGILL")
+        assert "ONEDNN_MAX_CPU_ISA" in record.problem
+
+
+def test_a_process_that_dies_at_once_says_why() -> None:
+    with ChildProcess({"threads": 1, "job": "try", "setting": {"mode": "eager", "device": "nowhere"}}) as child:
+        assert list(child.events()) == []
+        assert child.problem is not None
+        assert "nowhere" in child.problem
+
+
+def test_children_end_with_their_caller(tmp_path: Path) -> None:
+    """Even if the caller is killed and can't say goodbye."""
+    told = tmp_path / "told"
+    script = (
+        "from flopping.bench.child import ChildProcess\n"
+        f"case = {{'key': 'a', 'model': {network('Telling')!r}, 'setting': {{'mode': 'eager', 'batch': 1}}}}\n"
+        "job = {'threads': 1, 'job': 'time', 'cases': [case], 'warmup': 0, 'repeats': 10**9}\n"
+        "with ChildProcess(job) as child:\n"
+        "    for event in child.events(): pass\n"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TELL": str(told)})
+    while not told.exists() or len(told.read_text().splitlines()) < 5:
+        assert caller.poll() is None
+        time.sleep(0.05)
+    caller.kill()
+    caller.wait()
+    for _ in range(100):
+        runs = len(told.read_text().splitlines())
+        time.sleep(0.2)
+        if len(told.read_text().splitlines()) == runs:
+            return
+    raise AssertionError("the measuring process goes on")
+
+
+def test_peak_is_what_runs_need_beyond_the_state() -> None:
+    run = Run(Larger(), torch.randn(2, 3, 8, 8), EAGER)
+    run()
+    found = memory.peak(run, run.state_bytes, run.device)
+    assert found is not None
+    assert 100 * 2**20 <= found.peak < 140e6
+
+
+def test_training_updates_the_weights() -> None:
+    model = Net()
+    before = model.head.weight.clone()
+    Run(model, torch.randn(2, 3, 8, 8), Setting("eager", "training", batch=2))()
+    assert not torch.equal(model.head.weight, before)
+    assert model.head.weight.grad is None
+    assert model.training
+
+
+def test_inference_has_no_gradients() -> None:
+    model = Net().train()
+    modes = []
+    model.register_forward_hook(lambda *_: modes.append((torch.is_grad_enabled(), model.training)))
+    Run(model, torch.randn(2, 3, 8, 8), EAGER)()
+    assert modes == [(False, False)]
+
+
+def test_autocast_runs_in_the_precision() -> None:
+    model = nn_that_shows_its_dtype()
+    Run(model, torch.randn(2, 3, 8, 8), Setting("eager", dtype="bfloat16", batch=2))()
+    assert model.seen == [torch.bfloat16]
+    assert model.weight.dtype == torch.float32
+
+
+def nn_that_shows_its_dtype() -> Any:
+    class Shows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+            self.seen: list[torch.dtype] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype)
+            return x
+
+    return Shows()
+
+
+def test_out_of_memory_is_recognised() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
