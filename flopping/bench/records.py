@@ -192,8 +192,8 @@ def _parse(wanted: Any, value: Any, key: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(_parse(get_args(wanted)[0], item, key) for item in value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        inner = get_args(wanted)
-        return {_parse(inner[0], n, key): _parse(inner[1], item, f"{key}.{n}") for n, item in value.items()}
+        names_are, values_are = get_args(wanted)
+        return {_parse(names_are, n, key): _parse(values_are, item, f"{key}.{n}") for n, item in value.items()}
     if wanted is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         return float(value)
     if wanted in (int, str) and type(value) is wanted and not (wanted is str and _SURROGATE.search(value)):
