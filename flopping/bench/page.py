@@ -19,7 +19,7 @@ CAPTIONS = {
     "gain": "Speed-up over the FLOPs of the ordinary network, with 95 % confidence intervals. Hollow: the paper's, on"
     " an A100. The short lines are what the speed-up would be if time were FLOPs.",
     "flops": "FLOPs over parameters of all networks of the paper. Filled: counted here. Hollow: the paper's.",
-    "accuracy": "Accuracy over FLOPs, both as the paper reports them.",
+    "accuracy": "Accuracy over FLOPs, both as the paper reports them; each panel has a scale of its own.",
 }
 """Figures by the names of their files, in the order of the page."""
 
@@ -128,8 +128,10 @@ def inline(svg: str, prefix: str) -> str:
 
 
 def _figure(name: str, svg: str) -> str:
-    drawing = inline(svg, name).replace("<svg ", f'<svg role="img" aria-label="{escape(CAPTIONS[name])}" ', 1)
-    return f'<figure id="figure-{name}">\n<div role="region" tabindex="0" aria-label="Figure">{drawing}</div>\n<figcaption>{escape(CAPTIONS[name])}</figcaption>\n</figure>\n'
+    caption = escape(CAPTIONS[name])
+    drawing = inline(svg, name).replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)
+    scroll = '<div role="region" tabindex="0" aria-label="Figure">'  # a narrow screen shows a part of it
+    return f'<figure id="figure-{name}">\n{scroll}{drawing}</div>\n<figcaption>{caption}</figcaption>\n</figure>\n'
 
 
 def _summary(rows: Sequence[Row]) -> str:
@@ -165,7 +167,8 @@ def _table(rows: Sequence[Row]) -> str:
         body.append("<tbody>\n" + "\n".join(lines) + "\n</tbody>\n")
     name = escape(title(rows))
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{name}">\n<table>\n<caption><span>{name}</span></caption>\n'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{name}">\n<table>\n'
+        f"<caption><span>{name}</span></caption>\n"
         f'<thead>\n<tr><th class="model" scope="col" rowspan="2">model</th>{top}</tr>\n<tr>{whose}</tr>\n</thead>\n'
         f"{''.join(body)}</table>\n</div>\n{_list(notes(rows), 'notes')}"
     )

@@ -27,7 +27,7 @@ class Format(str, Enum):
 def report(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILES...", exists=True, dir_okay=False, help="What `flopping bench -o FILE` wrote."),
+        typer.Argument(metavar="FILES", exists=True, dir_okay=False, help="What `flopping bench -o FILE` wrote."),
     ],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Build a page here: index.html, tables, figures.")
@@ -48,8 +48,8 @@ def report(
             raise ValueError(f"--format {form.value} is printed and -o {out} writes all formats: choose one of them")
         if out is None and force:
             raise ValueError("--force is for the folder that -o names")
-        # a file given twice is the same measurements
-        records = [record for path in dict.fromkeys(path.resolve() for path in files) for record in read(path)]
+        once = {path.resolve(): path for path in files}
+        records = [record for path in once.values() for record in read(path)]
         if out is None:
             _print(records, form or Format.table)
         else:
