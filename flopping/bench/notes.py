@@ -41,6 +41,8 @@ def how(rows: Sequence[Row]) -> str:
     text = f"Medians of {rounds} rounds after {warmup} runs to warm up; input {sizes}."
     if rows[0].setting.task == "training":
         text += " FLOPs are of a training step: forward and backward."
+    if rows[0].setting.batch == 1:
+        text += " ms are the latency of one image."
     noise = [r.noise for r in records if r.noise is not None]
     if noise:
         text += f" Noise: a fixed matrix product, timed in every round, had an IQR of {_span(noise, '{:.1%}')}"
@@ -67,7 +69,7 @@ def describe(machine: Machine) -> str:
 
 def problems(rows: Sequence[Row]) -> list[str]:
     """What went wrong, by row; `mark` gives the number of each."""
-    lines = []
+    lines: list[str] = []
     for row in rows:
         if row.problem is not None:
             what = "fewer figures than were asked for" if row.record.seconds else "no times"

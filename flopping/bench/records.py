@@ -124,7 +124,7 @@ def read(path: Path) -> list[Record]:
             try:
                 records.append(from_line(line))
             except ValueError as error:
-                cut = number == len(lines) and line.startswith('{"format"')
+                cut = number == len(lines) and line.startswith('{"format"') and "no JSON" in str(error)
                 hint = " (the file ends within this line; without the line, the others can be read)" if cut else ""
                 raise ValueError(f"{path}, line {number}: {error}{hint}") from error
     if not records:
@@ -154,11 +154,10 @@ def from_line(line: str) -> Record:
     _require(record.setting.task in TASKS, "setting.task", TASKS, record.setting.task)
     _require(record.setting.batch > 0, "setting.batch", "a positive number", record.setting.batch)
     _require(all(s > 0 for s in record.seconds), "seconds", "positive numbers", record.seconds)
-    for key in ("params", "flops", "macs", "warmup", "compile_seconds", "noise"):
-        _require((getattr(record, key) or 0) >= 0, key, "zero or a positive number", getattr(record, key))
-    _require(
-        record.memory is None or record.memory.peak >= 0, "memory.peak", "zero or a positive number", record.memory
-    )
+    counts = {key: getattr(record, key) for key in ("params", "flops", "macs", "warmup", "compile_seconds", "noise")}
+    counts["memory.peak"] = None if record.memory is None else record.memory.peak
+    for key, value in counts.items():
+        _require(value is None or value >= 0, key, "zero or a positive number", value)
     return record
 
 
@@ -192,8 +191,8 @@ def _parse(wanted: Any, value: Any, key: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(_parse(get_args(wanted)[0], item, key) for item in value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        inner = get_args(wanted)
-        return {_parse(inner[0], n, key): _parse(inner[1], item, f"{key}.{n}") for n, item in value.items()}
+        names_are, values_are = get_args(wanted)
+        return {_parse(names_are, n, key): _parse(values_are, item, f"{key}.{n}") for n, item in value.items()}
     if wanted is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         return float(value)
     if wanted in (int, str) and type(value) is wanted and not (wanted is str and _SURROGATE.search(value)):

@@ -1,0 +1,88 @@
+"""`flopping report`."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from flopping.cli.common import app, refusals
+
+if TYPE_CHECKING:
+    from flopping.bench.records import Record
+
+
+class Format(str, Enum):
+    table = "table"
+    markdown = "markdown"
+    latex = "latex"
+    jsonl = "jsonl"
+
+
+@app.command()
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES", exists=True, dir_okay=False, help="What `flopping bench -o FILE` wrote."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Build a page here: index.html, tables, figures.")
+    ] = None,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="What is printed where there is no -o; a table by default.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files in DIR that aren't of a report.")] = False,
+) -> None:
+    """Show saved measurements beside the paper's: as a table, or as a page with figures.
+
+    Examples: flopping report bench.jsonl; flopping report *.jsonl -o report; flopping report a.jsonl --format latex
+    """
+    from flopping.bench.records import read
+
+    with refusals():
+        if out is not None and form is not None:
+            raise ValueError(f"--format {form.value} is printed and -o {out} writes all formats: choose one of them")
+        if out is None and force:
+            raise ValueError("--force is for the folder that -o names")
+        once = {path.resolve(): path for path in files}
+        records = [record for path in once.values() for record in read(path)]
+        if out is None:
+            _print(records, form or Format.table)
+        else:
+            _build(records, out, force)
+
+
+def _print(records: list[Record], form: Format) -> None:
+    from flopping.bench import tables
+    from flopping.bench.comparison import compare, figures_of
+
+    rows = compare(records)
+    if form is Format.table:
+        tables.show(rows, Console())
+    elif form is Format.jsonl:
+        for row in rows:
+            typer.echo(json.dumps(figures_of(row), allow_nan=False))
+    else:
+        write = tables.markdown if form is Format.markdown else tables.latex
+        typer.echo(write(rows), nl=False)
+
+
+def _build(records: list[Record], out: Path, force: bool) -> None:
+    from rich.progress import Progress
+
+    from flopping.bench.drawing import require_matplotlib
+    from flopping.bench.figures import paper_costs
+    from flopping.bench.report import PAGE, build, require_folder, write
+    from flopping.paper import results
+
+    require_matplotlib()
+    require_folder(out, force)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("counting the paper's networks", total=len(results()))
+        costs = paper_costs(lambda: bar.advance(task))
+    write(out, build(records, costs), force)
+    typer.echo(f"The report is {out / PAGE}")
