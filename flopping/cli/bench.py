@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -18,18 +17,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from flopping.cli.common import app, refusals
+from flopping.cli.report import Format, print_rows
 
 if TYPE_CHECKING:
     from flopping.bench.records import Record
 
 INTERRUPTED = 130
-
-
-class Form(str, Enum):
-    table = "table"
-    jsonl = "jsonl"
-    markdown = "markdown"
-    latex = "latex"
 
 
 @app.command()
@@ -67,7 +60,7 @@ def bench(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="What to print.")] = Form.table,
+    form: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
     json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
 ) -> None:
     """Measure throughput or latency, and peak memory, of networks beside their ordinary twins.
@@ -83,7 +76,7 @@ def bench(
     from flopping.bench.plan import cases, check_device, default_device, families, protocol_for, settings
     from flopping.bench.records import append, to_line
 
-    form = Form.jsonl if json else form
+    form = Format.jsonl if json else form
     with refusals():
         names = _names(models, paper, goals)
         if latency and (train or batch not in (None, 1)):
@@ -121,7 +114,7 @@ def bench(
         records.append(record)
         if out is not None:
             append(out, [record])
-        if form is Form.jsonl:
+        if form is Format.jsonl:
             typer.echo(to_line(record))
 
     interrupted = False
@@ -131,7 +124,10 @@ def bench(
             session.measure(families(chosen) if paper or goals else [chosen])
         except KeyboardInterrupt:
             interrupted = True
-    _print(records, form, goals)
+    if records and form is not Format.jsonl:
+        print_rows(records, form)
+        if goals:
+            _print_goals(records)
     if interrupted:
         kept = f"{len(records)} of {len(chosen)} rows are kept" + (f" in {out}" if out is not None and records else "")
         typer.echo(f"Interrupted: {kept}.", err=True)
@@ -189,22 +185,11 @@ def _bar() -> Iterator[Callable[[str, float], object]]:
         yield progress
 
 
-def _print(records: list[Record], form: Form, goals: bool) -> None:
-    from flopping.bench import tables
-    from flopping.bench.comparison import compare
+def _print_goals(records: list[Record]) -> None:
     from flopping.bench.goals import verdicts
 
-    rows = compare(records)
-    if not rows or form is Form.jsonl:
-        return
-    console = Console()
-    if form is Form.table:
-        tables.show(rows, console)
-    else:
-        typer.echo(tables.markdown(rows) if form is Form.markdown else tables.latex(rows))
-    if goals:
-        table = Table("network", "mode", "speed-up", "goal", "", title="Goals", title_justify="left")
-        marks = {True: "[green]met[/green]", False: "[red]missed[/red]"}
-        for v in verdicts(records):
-            table.add_row(v.name, v.mode, f"{v.speedup:.2f}", f"{v.goal:.2f}", marks[v.met])
-        console.print(table)
+    table = Table("network", "mode", "speed-up", "goal", "", title="Goals", title_justify="left")
+    marks = {True: "[green]met[/green]", False: "[red]missed[/red]"}
+    for v in verdicts(records):
+        table.add_row(v.name, v.mode, f"{v.speedup:.2f}", f"{v.goal:.2f}", marks[v.met])
+    Console().print(table)

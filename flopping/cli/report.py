@@ -51,12 +51,13 @@ def report(
         once = {path.resolve(): path for path in files}
         records = [record for path in once.values() for record in read(path)]
         if out is None:
-            _print(records, form or Format.table)
+            print_rows(records, form or Format.table)
         else:
             _build(records, out, force)
 
 
-def _print(records: list[Record], form: Format) -> None:
+def print_rows(records: list[Record], form: Format) -> None:
+    """Measurements as text on standard output."""
     from flopping.bench import tables
     from flopping.bench.comparison import compare, figures_of
 
