@@ -1,11 +1,15 @@
 """What `flopping bench` refuses, before anything is measured."""
 
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from flopping.bench.records import append
 from flopping.cli import app
+from tests.measurements import ordinary
 
 runner = CliRunner()
 
@@ -49,3 +53,20 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> No
         result = runner.invoke(app, ["bench", "E(ViT-S)", "-o", str(out)], env={"COLUMNS": "300"})
         assert result.exit_code == 2
         assert str(out) in result.output
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    """A limit on the size of files stops a write midway, as a full disk does."""
+    out = tmp_path / "out.jsonl"
+    append(out, [ordinary()])
+    before = out.read_bytes()
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, old[1]))
+    try:
+        with pytest.raises(OSError, match="only 10 of"):
+            append(out, [ordinary()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert out.read_bytes() == before

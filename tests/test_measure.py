@@ -37,61 +37,41 @@ def measured(names: Sequence[str], settings: Sequence[Setting], **arguments: Any
     return {(record.model.rpartition(":")[2], record.setting): record for record in records}
 
 
-@pytest.fixture(scope="module")
-def records() -> dict[tuple[str, Setting], Record]:
-    """Good and bad networks in one run."""
-    names = ["Larger", "Endless", "Illegal", "Refusing", "Unknown"]
-    return measured(names, [EAGER])
+PROBLEMS = {
+    "Endless": "out of memory",
+    "Illegal": "the process was killed by SIGILL: the processor doesn't know",
+    "Refusing": "ValueError: this network wants to rest",
+}
 
 
-def test_every_network_has_a_row(records: dict[tuple[str, Setting], Record]) -> None:
-    assert {name for name, _ in records} == {"Net", "Larger", "Endless", "Illegal", "Refusing", "Unknown"}
-    assert {record.baseline for (name, _), record in records.items() if name != "Net"} == {network("Net")}
-    assert records["Net", EAGER].baseline is None
-    assert all(record.command == "flopping bench" for record in records.values())
-    assert all(record.machine.versions["torch"] == torch.__version__ for record in records.values())
-
-
-def test_figures_of_those_that_run(records: dict[tuple[str, Setting], Record]) -> None:
-    running = [records[name, EAGER] for name in ("Net", "Larger", "Unknown")]
-    for record in running:
-        assert record.problem is None
-        assert len(record.seconds) == SHORT.repeats
-        assert all(seconds > 0 for seconds in record.seconds)
+def test_good_and_bad_networks_in_one_run() -> None:
+    """Bad ones become rows that say what happened, and the good ones are measured all the same."""
+    found = {name: r for (name, _), r in measured(["Larger", *PROBLEMS, "Unknown"], [EAGER]).items()}
+    assert set(found) == {"Net", "Larger", "Unknown", *PROBLEMS}
+    for name, record in found.items():
+        assert record.baseline == (None if name == "Net" else network("Net"))
+        assert record.command == "flopping bench"
+        assert record.machine.versions["torch"] == torch.__version__
         assert record.params == 192 * 4 + 4
         assert record.input_size == (3, 8, 8)
         assert record.compile_seconds is None
-        assert record.noise is not None
-    assert len({record.run for record in running}) == 1
-    assert records["Net", EAGER].macs == 192 * 4
-    assert records["Unknown", EAGER].flops is None
-
-
-def test_memory_is_that_of_the_network(records: dict[tuple[str, Setting], Record]) -> None:
-    """100 MiB while it runs, and next to nothing; the resident set has Python and torch in it as well."""
-    small, large = records["Net", EAGER].memory, records["Larger", EAGER].memory
+    for name, problem in PROBLEMS.items():
+        assert (found[name].problem or "").startswith(problem)
+        assert found[name].seconds == ()
+    for name in ("Net", "Larger", "Unknown"):
+        assert found[name].problem is None
+        assert len(found[name].seconds) == SHORT.repeats
+        assert found[name].noise is not None
+        assert found[name].run == found["Net"].run
+    assert found["Net"].macs == 192 * 4
+    assert found["Unknown"].flops is None
+    small, large = found["Net"].memory, found["Larger"].memory
     assert small is not None
     assert large is not None
     assert small.peak < 20e6
-    assert 100 * 2**20 <= large.peak < 140e6
+    assert 0.99 * 100 * 2**20 <= large.peak < 140e6  # while it runs
     assert large.resident is not None
-    assert large.resident > 200e6
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("Endless", "out of memory"),
-        ("Illegal", "the process was killed by SIGILL: the processor doesn't know"),
-        ("Refusing", "ValueError: this network wants to rest"),
-    ],
-)
-def test_a_problem_is_a_row(records: dict[tuple[str, Setting], Record], name: str, problem: str) -> None:
-    record = records[name, EAGER]
-    assert record.problem is not None
-    assert record.problem.startswith(problem)
-    assert record.seconds == ()
-    assert record.params == 192 * 4 + 4
+    assert large.resident > large.peak + 100e6  # Python and torch are in it
 
 
 def test_training_compiled() -> None:
@@ -189,7 +169,7 @@ def test_peak_is_what_runs_need_beyond_the_state() -> None:
     run()
     found = memory.peak(run, run.state_bytes, run.device)
     assert found is not None
-    assert 100 * 2**20 <= found.peak < 140e6
+    assert 0.99 * 100 * 2**20 <= found.peak < 140e6
 
 
 def test_training_updates_the_weights() -> None:

@@ -19,7 +19,7 @@ from flopping.bench.plan import (
 from flopping.bench.records import Setting
 from flopping.models import paper_names
 from flopping.paper import results
-from tests.measurements import record
+from tests.measurements import ordinary
 
 ONE = [Setting()]
 
@@ -116,8 +116,8 @@ def test_goals_are_judged_within_a_run() -> None:
 
     def measured(run: str, other: Setting = setting) -> list:
         return [
-            record(model=x, paper="ViT-S", baseline=None, setting=other, seconds=(1.7, 3.4), run=run),
-            record(model=e, paper="E(ViT-S)", baseline=x, setting=other, seconds=(1.0, 2.0), run=run),
+            ordinary(model=x, paper="ViT-S", baseline=None, setting=other, seconds=(1.7, 3.4), run=run),
+            ordinary(model=e, paper="E(ViT-S)", baseline=x, setting=other, seconds=(1.0, 2.0), run=run),
         ]
 
     assert list(verdicts(measured("a"))) == [Verdict("E(ViT-S)", "compiled", 1.6, 1.7)]

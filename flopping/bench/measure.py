@@ -107,12 +107,12 @@ class Session:
                     self._finish(state)
 
     def _measure(self, group: list[_State]) -> None:
-        for state in group:
-            self._say(f"trying {state.case.setting.dtype}")
-            state.problem = self._try_precision(state.case.setting)
-        self._describe(_alive(group))
-        self._keep_budget(_alive(group))
         try:
+            for state in group:
+                self._say(f"trying {state.case.setting.dtype}")
+                state.problem = self._try_precision(state.case.setting)
+            self._describe(_alive(group))
+            self._keep_budget(_alive(group))
             self._fill_memory(_alive(group))
             for together in self._that_fit(_alive(group)):
                 self._take_time(together)

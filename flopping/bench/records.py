@@ -105,10 +105,19 @@ def to_line(record: Record) -> str:
 
 
 def append(path: Path, records: Iterable[Record]) -> None:
-    """Add records to the end of a file; each is written whole, or the file stays as it was."""
+    """Add records to the end of a file; they are written whole, or the file stays as it was."""
     text = "".join(f"{to_line(record)}\n" for record in records)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            written = file.write(text.encode())
+            if written != len(text.encode()):
+                raise OSError(
+                    f"{path}: only {written} of {len(text.encode())} bytes could be written, is the disk full?"
+                )
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def read(path: Path) -> list[Record]:

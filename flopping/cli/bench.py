@@ -109,11 +109,15 @@ def bench(
             chosen = cases(names, settings(mode or ["compiled"], dtypes, on, protocol.batch, threads, train), baseline)
         _check_out(out)
     records: list[Record] = []
+    unwritten: list[OSError] = []
 
     def keep(record: Record) -> None:
         records.append(record)
         if out is not None:
-            append(out, [record])
+            try:
+                append(out, [record])
+            except OSError as error:  # what was measured is still shown, and the rest still measured
+                unwritten.append(error)
         if form is Format.jsonl:
             typer.echo(to_line(record))
 
@@ -132,7 +136,9 @@ def bench(
         kept = f"{len(records)} of {len(chosen)} rows are kept" + (f" in {out}" if out is not None and records else "")
         typer.echo(f"Interrupted: {kept}.", err=True)
         raise typer.Exit(INTERRUPTED)
-    if not any(record.seconds for record in records):
+    if unwritten:
+        typer.echo(f"{len(unwritten)} rows could not be written to {out}: {unwritten[0]}", err=True)
+    if unwritten or not any(record.seconds for record in records):
         raise typer.Exit(1)
 
 
