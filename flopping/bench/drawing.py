@@ -65,7 +65,8 @@ def style() -> Iterator[None]:
     import matplotlib
 
     settings: Any = matplotlib.rcParams
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # letters that the font lacks become boxes
         matplotlib.rcdefaults()
         settings.update(STYLE)
         yield
@@ -75,8 +76,7 @@ def render(figure: Figure, form: str) -> bytes:
     """The figure as a file, `png` or `svg`: the same figure gives the same bytes."""
     buffer = io.BytesIO()
     silent = dict.fromkeys(("Date", "Creator", "Format", "Type") if form == "svg" else ("Software",))
-    with style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # letters that the font lacks become boxes
+    with style():
         figure.savefig(buffer, format=form, dpi=200, metadata=silent)
     return buffer.getvalue()
 

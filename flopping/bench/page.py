@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from flopping.bench.comparison import Row, groups, printable
-from flopping.bench.drawing import BACKGROUND, GRID, INK
+from flopping.bench.drawing import BACKGROUND, COLOURS, GRID, INK
 from flopping.bench.notes import MEANING, machines, mark, notes, title
 from flopping.bench.records import Record
 from flopping.bench.tables import Column, by_family, columns, headings
@@ -25,8 +25,9 @@ CAPTIONS = {
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fefefe; --ink: #1f2328; --soft: #59636e; --line: #d8dee4; --band: #f6f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #15181c; --ink: #e3e7ec; --soft: #9aa4af; --line: #343a42; --band: #1d2127; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --paper: #15181c; --ink: #e3e7ec; --soft: #9aa4af; --line: #343a42; --band: #1d2127;
+    --resmlp: #f0843c; --vit: #56aee8; --convnext: #2fc79a; --others: #e39cc4; }
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem clamp(1rem, 3vw, 2rem) 4rem; max-width: 90rem; background: var(--paper);
@@ -124,6 +125,8 @@ def inline(svg: str, prefix: str) -> str:
     svg = re.sub(r'^(<svg[^>]*?) width="[^"]*"', r"\1", svg)
     svg = re.sub(r'^(<svg[^>]*?) height="[^"]*"', r"\1", svg)
     svg = re.sub(r'((?<![\w-])id="|url\(#|href="#)', rf"\1{prefix}-", svg)
+    for name, colour in COLOURS.items():
+        svg = svg.replace(colour, f"var(--{name.lower()}, {colour})")  # which only dark pages set
     return svg.replace(INK, "currentColor").replace(BACKGROUND, "var(--paper)").replace(GRID, "var(--line)").strip()
 
 
