@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flopping.cli import bench, convert, models, verify
+from flopping.cli import bench, convert, count, models, verify
 from flopping.cli.common import app
 
-__all__ = ["app", "bench", "convert", "models", "verify"]
+__all__ = ["app", "bench", "convert", "count", "models", "verify"]
 
 
 def _version(wanted: bool) -> None:
