@@ -101,13 +101,13 @@ def _convolution_backward(a: Arguments, out: Any) -> Cost:
     return once * (to_input + to_weight), a["grad_output"].numel() if to_bias else 0
 
 
-def _scores_BLS(a: Arguments) -> int:
-    return prod(a["query"].shape[:-1]) * int(a["key"].shape[-2])
+def _scores(a: Arguments) -> int:
+    return int(prod(a["query"].shape[:-1]) * a["key"].shape[-2])
 
 
 def _attention(a: Arguments, out: Any) -> Cost:
     """As if unfused: scale q, multiply by k, add the mask if there is one, softmax, dropout, multiply by v."""
-    q, v, scores_BLS = a["query"], a["value"], _scores_BLS(a)
+    q, v, scores_BLS = a["query"], a["value"], _scores(a)
     masked = a.get("attn_mask") is not None or a.get("attn_bias") is not None or a.get("is_causal", False)
     dropped = PER_OUTPUT["native_dropout"] if a.get("dropout_p", 0.0) > 0 else 0
     work = q.numel() + (PER_OUTPUT["_softmax"] + masked + dropped) * scores_BLS
@@ -119,7 +119,7 @@ def _attention_backward(a: Arguments, out: Any) -> Cost:
 
     A fused kernel works them out again from q and k; that is a price of its memory, and isn't counted.
     """
-    q, v, scores_BLS = a["query"], a["value"], _scores_BLS(a)
+    q, v, scores_BLS = a["query"], a["value"], _scores(a)
     dropped = PER_OUTPUT["native_dropout_backward"] if a.get("dropout_p", 0.0) > 0 else 0
     work = q.numel() + (PER_OUTPUT["_softmax_backward_data"] + dropped) * scores_BLS
     return 2 * scores_BLS * (q.shape[-1] + v.shape[-1]), work
@@ -158,7 +158,7 @@ def _per_tap(taps: int) -> Callable[[Arguments, Any], Cost]:
     """One for each neighbour that a number is made of, as fvcore has it; backward, that it is spread over."""
 
     def rule(a: Arguments, out: Tensor) -> Cost:
-        return 0, taps * (a["grad_output"] if "grad_output" in a else out).numel()
+        return 0, taps * a.get("grad_output", out).numel()
 
     return rule
 
@@ -167,7 +167,7 @@ def _antialiased(reach: int) -> Callable[[Arguments, Any], Cost]:
     """The neighbours are more where the image shrinks."""
 
     def rule(a: Arguments, out: Tensor) -> Cost:
-        small = a["grad_output"] if "grad_output" in a else out
+        small = a.get("grad_output", out)
         large = out if "grad_output" in a else a["self" if "self" in a else "input"]
         sides = zip(large.shape[2:], small.shape[2:], strict=True)
         return 0, small.numel() * prod(ceil(reach * max(1.0, before / after)) for before, after in sides)

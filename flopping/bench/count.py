@@ -1,4 +1,4 @@
-"""Multiply-adds and FLOPs of a network, from shapes alone: it runs on the meta device, where tensors hold no numbers."""
+"""Multiply-adds and FLOPs of a network, from shapes alone: it runs on the meta device, without numbers."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ class _CountMode(TorchDispatchMode):
 
     def enter(self, path: str) -> None:
         self.running.append(path)
-        self.changes.append((torch.autograd._get_sequence_nr(), path))
+        self.changes.append((_next_number(), path))
 
     def leave(self) -> None:
         self.running.pop()
-        self.changes.append((torch.autograd._get_sequence_nr(), self.running[-1]))
+        self.changes.append((_next_number(), self.running[-1]))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -194,9 +194,11 @@ class _CountMode(TorchDispatchMode):
                     number = node._sequence_nr()
                     self.adding[number] = _common([path, self.adding.get(number, path)])
         for node in nodes:
-            if node._sequence_nr() in self.adding:
-                node.register_hook(lambda *grads, number=node._sequence_nr(): self.finish(number))
-        torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+            number = node._sequence_nr()
+            if number in self.adding:
+                node.register_hook(lambda *grads, number=number: self.finish(number))
+        if outputs:
+            torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
 
     def finish(self, number: int) -> None:
         self.done = number
@@ -237,8 +239,15 @@ def _attention(
     if is_causal:
         attn_mask = query.new_empty(query.shape[-2], key.shape[-2])
     if attn_mask is not None:
-        scores = scores + (attn_mask if attn_mask.is_floating_point() else torch.empty_like(attn_mask, dtype=query.dtype))
+        scores = scores + (
+            attn_mask if attn_mask.is_floating_point() else torch.empty_like(attn_mask, dtype=query.dtype)
+        )
     return F.dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def _next_number() -> int:
+    """What autograd will number its next node with."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def _common(paths: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 META = torch.device("meta")
 
 
@@ -30,7 +31,7 @@ class Operation:
     """The result is the first argument, and no other is written to."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def operation(func: torch._ops.OpOverload) -> Operation:
     """The facts of an operation.
 
@@ -136,7 +137,7 @@ class _Building(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def build(make: Callable[[], nn.Module]) -> nn.Module:
+def build(make: Callable[[], M]) -> M:
     """Call a function that makes a network, without memory for its weights and without work to start them.
 
     >>> build(lambda: nn.Linear(1 << 20, 1 << 20)).weight.device.type

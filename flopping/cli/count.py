@@ -62,13 +62,20 @@ def count(
     if json:
         for row in shown:
             typer.echo(json_module.dumps(asdict(row)))
-        x = {} if beside is None else {"ordinary": ordinary, "ordinary_macs": beside.macs, "ordinary_flops": beside.flops}
-        typer.echo(json_module.dumps({**asdict(_whole(model, counted)), **x, **({} if ratio is None else {"ratio": ratio})}))
+        x = (
+            {}
+            if beside is None
+            else {"ordinary": ordinary, "ordinary_macs": beside.macs, "ordinary_flops": beside.flops}
+        )
+        typer.echo(
+            json_module.dumps({**asdict(_whole(model, counted)), **x, **({} if ratio is None else {"ratio": ratio})})
+        )
         return
     step = "A training step" if train else "A forward pass"
     caption = (
-        f"{step}, for one image{f' of {batch}' if batch > 1 else ''}, in millions. FLOPs follow the paper: multiply-adds"
-        f" (MACs) and elementwise work. A layer includes those inside it; {len(shown)} of {len(rows)} are shown."
+        f"{step}, for one image{f' of {batch}' if batch > 1 else ''}, in millions. FLOPs follow the paper:"
+        " multiply-adds (MACs) and elementwise work. A layer includes those inside it;"
+        f" {len(shown)} of {len(rows)} are shown."
     )
     table = Table("layer", "type", caption=caption, caption_justify="left")
     for name in ("MACs M", "FLOPs M", "share"):
@@ -76,8 +83,12 @@ def count(
     for row in (*shown, _whole(model, counted)):
         if not row.name:
             table.add_section()
-        table.add_row(row.name or "total", row.layer, f"{row.macs / 1e6:,.2f}", f"{row.flops / 1e6:,.2f}", f"{row.share:.1%}")
+        table.add_row(
+            row.name or "total", row.layer, f"{row.macs / 1e6:,.2f}", f"{row.flops / 1e6:,.2f}", f"{row.share:.1%}"
+        )
     console = Console()
+    longest = max((len(row.name) + len(row.layer) for row in shown), default=0)
+    console.width = max(console.width, longest + 50)  # names are never cut
     console.print(table)
     if beside is not None:
         console.print(
