@@ -79,7 +79,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (the first time this downloads PyTorch: minutes, 6 GB)"
 	@mkdir -p $(VENV) && rm -f $(READY) && echo $$PPID >$(INSTALLING)
 	@{ $(PYTHON) -m venv $(VENV) && \
-	$(BIN)/python $(PIP_INSTALL) hatchling editables && \
+	$(BIN)/python $(PIP_INSTALL) hatchling editables setuptools && \
 	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'; } || { rm -f $(INSTALLING); exit 1; }
 	@mv $(INSTALLING) $(READY)
 

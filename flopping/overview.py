@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 import timm
-import torch
 from torch import nn
 
 from flopping.bench.count import count
+from flopping.bench.meta import build
 from flopping.models import ZOO, paper_names, registered_name
 from flopping.nn import DepthwiseConv2d
 from flopping.paper import Result, results
@@ -71,14 +71,13 @@ def row(name: str, paper: str | None = None) -> Row:
     >>> row("deit3_flop_test_patch16_64").params
     158952
     """
-    with torch.device("meta"):
-        model = timm.create_model(name)
-        linear = None
-        handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
-        if "invariant" in handoffs.values():
-            linear = _params(model)
-            model = timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs"))
-    cost = count(model, model.pretrained_cfg["input_size"])
+    model = build(lambda: timm.create_model(name))
+    linear = None
+    handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
+    if "invariant" in handoffs.values():
+        linear = _params(model)
+        model = build(lambda: timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs")))
+    cost = count(lambda: model, model.pretrained_cfg["input_size"])
     reported = results().get(paper or "")
     return Row(paper, name, _params(model), _constants(model), cost.flops, cost.macs, reported, linear)
 

@@ -22,10 +22,11 @@ from flopping.testing import grid_of, layouts_of, run
 LAYERS = [name for name in fnn.__all__ if name not in {"Module", "Sequential"}]
 
 
-def load(target: str) -> nn.Module:
+def load(target: str, img_size: int | None = None) -> nn.Module:
     """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a model's name.
 
-    Models go by their registered names, by the paper's ("E(ViT-B)"), or by a folder: "local-dir:FOLDER".
+    Models go by their registered names, by the paper's ("E(ViT-B)"), or by a folder: "local-dir:FOLDER". A model by
+    name that takes one size of images is made for `img_size`.
     """
     if target.startswith("local-dir:"):
         saved: nn.Module = timm.create_model(target, pretrained=True)
@@ -43,7 +44,8 @@ def load(target: str) -> nn.Module:
         raise ValueError(
             f"no layer and no model is called {target!r}{hint}. For your own module write FILE.py:ATTRIBUTE"
         ) from error
-    model: nn.Module = timm.create_model(name, pretrained=False)
+    fixed = img_size is not None and timm.get_pretrained_cfg(name).fixed_input_size
+    model: nn.Module = timm.create_model(name, pretrained=False, **({"img_size": img_size} if fixed else {}))
     return model
 
 

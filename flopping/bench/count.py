@@ -1,25 +1,24 @@
-"""Multiply-adds and FLOPs of a network, from shapes alone: it runs on the meta device, where tensors hold no numbers.
-
-Legend: B batch, L queries, S keys, E width of a head.
-"""
+"""Multiply-adds and FLOPs of a network, from shapes alone: it runs on the meta device, without numbers."""
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from flopping.bench.costs import KNOWN, Cost, cost, numbers_in
+from flopping.bench.meta import Kernels, Operation, build, on_meta, operation
 
 Size = tuple[int, ...]
-Arguments = Mapping[str, Any]
-Cost = tuple[int, int]
-"""Multiply-adds, and elementwise work beside them."""
 
 
 @dataclass(frozen=True)
@@ -36,108 +35,34 @@ class Count:
     layers: Mapping[str, Count] = field(default_factory=dict, repr=False, hash=False)
 
 
-# Elementwise work per number that comes out. The paper's list; what it leaves out costs as its nearest relative.
-PER_OUTPUT: dict[str, int] = {
-    **dict.fromkeys(("add", "sub", "rsub", "mul", "div", "neg"), 1),
-    **dict.fromkeys(("abs", "sgn", "sign", "relu", "clamp", "clamp_min", "hardtanh", "maximum", "minimum"), 1),
-    **dict.fromkeys(("reciprocal", "floor", "ceil", "round"), 1),
-    **dict.fromkeys(("addcmul", "addcdiv", "leaky_relu"), 2),
-    "hardsigmoid": 3,
-    **dict.fromkeys(("sigmoid", "sqrt", "rsqrt", "exp", "log", "tanh", "erf", "sin", "cos", "hardswish"), 4),
-    **dict.fromkeys(("pow", "silu", "elu", "_softmax", "_safe_softmax", "_log_softmax"), 5),
-    "gelu": 8,
-}
-# Work per number that goes in. A variance is a mean, a difference, a product and a mean.
-PER_INPUT: dict[str, int] = {
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "_adaptive_avg_pool2d", "avg_pool2d"), 1),
-    "max_pool2d_with_indices": 1,
-    **dict.fromkeys(("var", "var_mean", "std", "std_mean"), 4),
-}
-# What moves numbers or makes constants. Most views need no place here: torch marks them, but not those in place.
-# fmt: off
-FREE: frozenset[str] = frozenset((
-    "_reshape_alias", "_unsafe_view", "as_strided", "squeeze", "t", "transpose", "unsqueeze",
-    "_to_copy", "cat", "clone", "copy", "lift_fresh", "repeat", "stack",
-    "flip", "gather", "im2col", "index", "index_put", "index_select", "pixel_shuffle", "pixel_unshuffle", "roll",
-    "masked_fill", "scatter", "slice_scatter", "tril", "triu", "upsample_nearest2d", "where",
-    "constant_pad_nd", "reflection_pad2d", "replication_pad2d",
-    "arange", "empty", "empty_like", "empty_strided", "eye", "fill", "full", "full_like", "linspace", "zero",
-    "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "zeros", "zeros_like",
-))
-# fmt: on
-
-
-def _linear(a: Arguments, out: Tensor) -> Cost:
-    """The bias is free, as the first value of the sum that it is added to; so too in convolutions."""
-    return out.numel() * int(a["weight"].shape[-1]), 0
-
-
-def _product(a: Arguments, out: Tensor) -> Cost:
-    left = next(a[name] for name in ("mat1", "batch1", "self") if name in a)
-    return out.numel() * int(left.shape[-1]), 0
-
-
-def _product_with_vector(a: Arguments, out: Tensor) -> Cost:
-    return int(a["self"].numel()), 0
-
-
-def _convolution(a: Arguments, out: Tensor) -> Cost:
-    places = a["input"] if a["transposed"] else out
-    return places.numel() * prod(a["weight"].shape[1:]), 0
-
-
-def _attention(a: Arguments, out: Any) -> Cost:
-    """As if unfused: scale q, multiply by k, add the mask if there is one, softmax, multiply by v."""
-    q, k, v = a["query"], a["key"], a["value"]
-    scores_BLS = prod(q.shape[:-1]) * k.shape[-2]
-    masked = a.get("attn_mask") is not None or a.get("attn_bias") is not None or a.get("is_causal", False)
-    work = q.numel() + (PER_OUTPUT["_softmax"] + masked) * scores_BLS
-    return scores_BLS * (q.shape[-1] + v.shape[-1]), work
-
-
-def _norm(a: Arguments, out: Any) -> Cost:
-    return 0, a["input"].numel() * (4 if a.get("weight") is None else 5)
-
-
-def _batch_norm(a: Arguments, out: Any) -> Cost:
-    """With stored statistics only a scale and a shift are left."""
-    if a["training"]:
-        return _norm(a, out)
-    return 0, a["input"].numel() * (1 if a.get("weight") is None else 2)
-
-
-RULES: dict[str, Callable[[Arguments, Any], Cost]] = {
-    "linear": _linear,
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
-    **dict.fromkeys(("mv", "dot"), _product_with_vector),
-    "convolution": _convolution,
-    "scaled_dot_product_attention": _attention,
-    "_scaled_dot_product_efficient_attention": _attention,
-    "_scaled_dot_product_flash_attention": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "native_layer_norm": _norm,
-    "native_group_norm": _norm,
-    "batch_norm": _batch_norm,
-}
-
-
 def count(
     model: nn.Module | Callable[[], nn.Module],
     input_size: Size | tuple[Size, ...] = (3, 224, 224),
     batch: int = 1,
     costs: Mapping[str, int] | None = None,
+    training: bool = False,
 ) -> Count:
-    """Count the work of a forward pass without gradients in eval mode, per sample of the batch.
+    """Count the work of a forward pass without gradients in eval mode, or of a training step, per sample of the batch.
 
     The model stays as it is, and none of its numbers are copied. A function that builds it may stand for it, and
     then it never takes memory. `input_size` is the shape of one sample, or one shape per part of a feature. The
     batch matters to work on weights, which is done once per batch: the paper's is 64. An operation that may do
-    arithmetic and has no rule is an error that names it; `costs` gives it one, per number that comes out.
+    arithmetic and has no rule is an error that names it and its layer; `costs` gives it one, per number that comes out.
+
+    `training` counts the forward pass in train mode and the backward pass to all parameters that take gradients, not
+    to the input. The loss is any scalar of what the network returns; its own work isn't counted, nor the optimiser's.
 
     >>> count(nn.Linear(384, 1536), input_size=(197, 384)).macs == 197 * 384 * 1536
     True
     >>> count(lambda: nn.Sequential(nn.Conv2d(3, 768, 16, 16), nn.GELU())).layers["1"]
     Count(macs=0.0, flops=1204224.0)
+
+    The first layer of two takes its product twice in a training step, forward and for its weight. The second takes
+    it three times, as the gradient goes on to the first:
+
+    >>> step = count(nn.Sequential(nn.Linear(6, 8, bias=False), nn.Linear(8, 5, bias=False)), (6,), training=True)
+    >>> step.layers["0"].macs == 2 * 6 * 8, step.layers["1"].macs == 3 * 8 * 5
+    (True, True)
 
     Even and odd channels never meet in a matrix, so half of the work is left:
 
@@ -148,85 +73,190 @@ def count(
     """
     if batch < 1:
         raise ValueError(f"batch is at least 1, got {batch}")
-    shadow = (_on_meta(model) if isinstance(model, nn.Module) else _build(model)).eval()
+    with torch.inference_mode(False):
+        shadow = (on_meta(model) if isinstance(model, nn.Module) else build(model)).train(training)
     dtype = next((p.dtype for p in shadow.parameters() if p.is_floating_point()), torch.float32)
-    x = _inputs(input_size, batch, dtype)
-    mode = _CountMode(costs or {})
-    mode.follow(shadow)
+    mode = _CountMode(shadow, costs or {})
     # Without autograd's keys linear layers and attention arrive whole, and not as what their strides make of them.
-    with torch.inference_mode(), torch.device("meta"), mode:
-        shadow(x)
+    with torch.inference_mode(not training), torch.set_grad_enabled(training):
+        x = _inputs(input_size, batch, dtype)
+        with mode, torch.device("meta"):
+            if training:
+                with _Unfused():
+                    out = shadow(x)
+                mode.backward([t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad])
+            else:
+                shadow(x)
     if mode.unknown:
         names = ", ".join(sorted(mode.unknown))
         raise ValueError(f"no rule for the cost of {names}: pass costs={{name: FLOPs per number that comes out}}")
-    layers = {path: Count(mode.macs[path] / batch, mode.flops[path] / batch) for path in mode.flops}
+    layers = {path: Count(macs / batch, flops / batch) for path, (macs, flops) in mode.totals().items()}
     total = layers.pop("", Count(0.0, 0.0))
     return Count(total.macs, total.flops, layers)
 
 
 class _CountMode(TorchDispatchMode):
-    """Adds up the work of all operations inside it, by the path of the module that is running."""
+    """Adds up the work of all operations inside it, by the path of the module that is running.
 
-    def __init__(self, costs: Mapping[str, int]) -> None:
+    In the backward pass that is the module which made the node of autograd's graph that is running. Nodes are
+    numbered as they are made, so it is enough to note the number at each change from one module to another.
+    """
+
+    def __init__(self, model: nn.Module, costs: Mapping[str, int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.costs = costs
-        self.known = costs.keys() | RULES.keys() | PER_OUTPUT.keys() | PER_INPUT.keys() | FREE
+        self.kernels = Kernels(self.cost)
         self.macs: Counter[str] = Counter()
-        self.flops: Counter[str] = Counter()
+        self.work: Counter[str] = Counter()
         self.unknown: set[str] = set()
-        self.running: list[str] = []
-
-    def follow(self, model: nn.Module) -> None:
-        """Hook into the model, to know which module runs."""
+        self.running: list[str] = [""]
+        self.changes: list[tuple[int, str]] = [(0, "")]
+        self.adding: dict[int, str] = {}
+        self.done: int | None = None
+        self.classes = {path: type(module).__name__ for path, module in model.named_modules()}
         for path, module in model.named_modules():
+            module.register_forward_pre_hook(lambda module, args, path=path: self.enter(path))
+            module.register_forward_hook(lambda module, args, out: self.leave(), always_call=True)
 
-            def enter(module: nn.Module, args: Any, path: str = path) -> None:
-                self.running.append(path)
+    def enter(self, path: str) -> None:
+        self.running.append(path)
+        self.changes.append((_next_number(), path))
 
-            def leave(module: nn.Module, args: Any, out: Any) -> None:
-                self.running.pop()
-
-            module.register_forward_pre_hook(enter)
-            module.register_forward_hook(leave)
+    def leave(self) -> None:
+        self.running.pop()
+        self.changes.append((_next_number(), self.running[-1]))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = _name(func)
-        if name not in self.known and not func.is_view:
-            with self:  # an operation that torch writes as others is the sum of these
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        out = func(*args, **kwargs)
-        named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-        macs, work = self.cost(func, name, named, out)
-        if macs or work:
-            for path in _upwards(self.running[-1] if self.running else ""):
-                self.macs[path] += macs
-                self.flops[path] += macs + work
+        with torch._C.DisableTorchFunction():
+            op = operation(func)
+            if op.name not in KNOWN and op.name not in self.costs and not op.is_view:
+                with self:  # an operation that torch writes as others is the sum of these
+                    out = func.decompose(*args, **kwargs)
+                if out is not NotImplemented:
+                    return out
+            out, found = self.kernels(func, args, kwargs)
+            if found is None:
+                path = self.path()
+                where = f"layer {path!r}" if path else "the network itself"
+                self.unknown.add(f"{op.name} in {where} ({self.classes[path]})")
+            elif found != (0, 0):
+                path = self.path()
+                self.macs[path] += found[0]
+                self.work[path] += found[1]
         return out
 
-    def cost(self, func: Any, name: str, named: Arguments, out: Any) -> Cost:
-        numbers = sum(t.numel() for t in (out if isinstance(out, tuple | list) else (out,)) if _is_inexact(t))
-        if name in self.costs:
-            return 0, self.costs[name] * numbers
-        if name in RULES:
-            return RULES[name](named, out)
-        if name in FREE or func.is_view or not numbers:  # comparisons and indices are no floating-point work
-            return 0, 0
-        if name in PER_OUTPUT:
-            return 0, PER_OUTPUT[name] * numbers
-        if name in PER_INPUT:
-            return 0, PER_INPUT[name] * int(named["self"].numel())
-        self.unknown.add(name)
-        return 0, 0
+    def cost(self, op: Operation, arguments: Mapping[str, Any], out: Any) -> Cost | None:
+        """What an operation costs, or None if nobody knows."""
+        numbers = numbers_in(list(arguments.values()) if out is None else out)
+        if op.name in self.costs:
+            return 0, self.costs[op.name] * numbers
+        if op.name in KNOWN:
+            return cost(op.name, arguments, out)
+        return (0, 0) if op.is_view or not numbers else None
+
+    def path(self) -> str:
+        """The module whose work is being done."""
+        node = torch._C._current_autograd_node()
+        if node is None or len(self.running) > 1:  # the forward pass, or a part of it that checkpointing repeats
+            return self.running[-1]
+        number = node._sequence_nr()
+        return self.adding[number] if number == self.done else self.owner(number)
+
+    def owner(self, number: int) -> str:
+        """The module that made a node of autograd's graph; gradients of parameters are kept by nobody."""
+        if number > self.changes[-1][0]:
+            return ""
+        return self.changes[bisect_right(self.changes, number, key=lambda change: change[0]) - 1][1]
+
+    def backward(self, outputs: Sequence[Tensor]) -> None:
+        """Go back from the outputs, with the gradient of some loss.
+
+        Where a value is used twice, two gradients are added, and not by a node: autograd does it between nodes. That
+        work belongs to the module that holds all the uses.
+        """
+        users: defaultdict[Any, list[Any]] = defaultdict(list)
+        nodes = {t.grad_fn: None for t in outputs if t.grad_fn is not None}
+        todo = list(nodes)
+        while todo:
+            node = todo.pop()
+            for place in node.next_functions:
+                if place[0] is None:
+                    continue
+                users[place].append(node)
+                if place[0] not in nodes:
+                    nodes[place[0]] = None
+                    todo.append(place[0])
+        for found in users.values():
+            if len(found) > 1:
+                path = _common([self.owner(node._sequence_nr()) for node in found])
+                for node in found:
+                    number = node._sequence_nr()
+                    self.adding[number] = _common([path, self.adding.get(number, path)])
+        for node in nodes:
+            number = node._sequence_nr()
+            if number in self.adding:
+                node.register_hook(lambda *grads, number=number: self.finish(number))
+        if outputs:
+            torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+
+    def finish(self, number: int) -> None:
+        self.done = number
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Multiply-adds and FLOPs of every module that did something, with all that is inside it."""
+        macs: Counter[str] = Counter()
+        flops: Counter[str] = Counter()
+        for own in self.macs:
+            for path in _upwards(own):
+                macs[path] += self.macs[own]
+                flops[path] += self.macs[own] + self.work[own]
+        return {path: (macs[path], flops[path]) for path in macs}
 
 
-def _name(func: torch._ops.OpOverload) -> str:
-    """Name without overload and without the mark of in-place operations; with a namespace unless it is torch's own."""
-    namespace, _, name = func._schema.name.partition("::")
-    name = name if name.startswith("__") else name.removesuffix("_")
-    return name if namespace == "aten" else f"{namespace}::{name}"
+class _Unfused(TorchFunctionMode):
+    """Writes attention out, so that its cost doesn't depend on the kernel that torch would choose."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = _attention if func is F.scaled_dot_product_attention else func
+        return written(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The shapes of attention, and its work: what the mask or the scale is makes no difference."""
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    scores = (query * 1.0) @ key.mT
+    if is_causal:
+        attn_mask = query.new_empty(query.shape[-2], key.shape[-2])
+    if attn_mask is not None:
+        scores = scores + (
+            attn_mask if attn_mask.is_floating_point() else torch.empty_like(attn_mask, dtype=query.dtype)
+        )
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def _next_number() -> int:
+    """What autograd will number its next node with."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def _common(paths: Sequence[str]) -> str:
+    """The module that holds all of some modules.
+
+    >>> _common(["blocks.0.norm1", "blocks.0", "blocks.0.attn"]), _common(["stem", "head"])
+    ('blocks.0', '')
+    """
+    return next(path for path in _upwards(paths[0]) if all(path in _upwards(other) for other in paths))
 
 
 def _upwards(path: str) -> Iterator[str]:
@@ -241,25 +271,9 @@ def _upwards(path: str) -> Iterator[str]:
     yield ""
 
 
-def _is_inexact(value: object) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 def _inputs(input_size: Size | tuple[Size, ...], batch: int, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
     sizes = input_size if input_size and all(isinstance(size, tuple) for size in input_size) else (input_size,)
     if not all(isinstance(n, int) and n >= 0 for size in sizes for n in size):  # type: ignore[union-attr]
         raise ValueError(f"input_size is the shape of one sample, or a tuple of shapes, got {input_size!r}")
     tensors = tuple(torch.empty((batch, *size), dtype=dtype, device="meta") for size in sizes)  # type: ignore[misc]
     return tensors[0] if sizes[0] is input_size else tensors
-
-
-def _on_meta(model: nn.Module) -> nn.Module:
-    """A copy without numbers; `deepcopy` takes the parameters and buffers that it finds in its memo."""
-    memo: dict[int, Any] = {id(b): b.to("meta") for b in model.buffers()}
-    memo |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
-    return copy.deepcopy(model, memo)
-
-
-def _build(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.device("meta"):
-        return make()

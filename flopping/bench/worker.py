@@ -94,7 +94,7 @@ def _description(target: str, training: bool) -> dict[str, Any]:
     size = tuple(_images(model, target, batch=1).shape[1:])
     described: dict[str, Any] = {"params": sum(p.numel() for p in model.parameters()), "input_size": size}
     try:
-        cost = count(model, size)
+        cost = count(model, size, training=training)
         return {**described, "flops": cost.flops, "macs": cost.macs}
     except ValueError:  # an operation without a rule: time it all the same
         return {**described, "flops": None, "macs": None}

@@ -1,0 +1,151 @@
+"""`flopping count`."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flopping.cli.common import app, refusals
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from flopping.bench.count import Count
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer with all that is inside it; the last row is the whole network, without a name."""
+
+    name: str
+    layer: str
+    depth: int
+    macs: float
+    flops: float
+    share: float
+
+
+@app.command()
+def count(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help='A model by the paper\'s name, e.g. "E(ViT-S)", or its registered one; MODULE:ATTRIBUTE or'
+            " FILE.py:ATTRIBUTE for your own module or a function that makes it."
+        ),
+    ],
+    depth: Annotated[
+        int | None, typer.Option(min=0, help="Show layers nested this deep, by default 2; all with --json.")
+    ] = None,
+    train: Annotated[bool, typer.Option("--train", help="A training step: forward and backward pass.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Images that share the work on weights.")] = 1,
+    img_size: Annotated[int | None, typer.Option(min=1, help="Size of the image, by default the network's.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per layer, the whole network last.")] = False,
+) -> None:
+    """Show the multiply-adds and FLOPs of every layer, for one image; beside E(X), those of X.
+
+    Examples: flopping count "E(ViT-S)"; flopping count "E(ViT-S)" --train --batch 64; flopping count my_net.py:build
+    """
+    with refusals():
+        model, counted = _count(target, img_size, batch, train)
+        ordinary = _ordinary_name(target)
+        beside = None if ordinary is None else _count(ordinary, img_size, batch, train)[1]
+    rows = _rows(model, counted)
+    deepest = depth if depth is not None or json else 2
+    shown = [row for row in rows if deepest is None or row.depth <= deepest]
+    ratio = None if beside is None else counted.flops / beside.flops
+    if json:
+        for row in shown:
+            typer.echo(json_module.dumps(asdict(row)))
+        x = (
+            {}
+            if beside is None
+            else {"ordinary": ordinary, "ordinary_macs": beside.macs, "ordinary_flops": beside.flops}
+        )
+        typer.echo(
+            json_module.dumps({**asdict(_whole(model, counted)), **x, **({} if ratio is None else {"ratio": ratio})})
+        )
+        return
+    step = "A training step" if train else "A forward pass"
+    caption = (
+        f"{step}, for one image{f' of {batch}' if batch > 1 else ''}, in millions. FLOPs follow the paper:"
+        " multiply-adds (MACs) and elementwise work. A layer includes those inside it;"
+        f" {len(shown)} of {len(rows)} are shown."
+    )
+    table = Table("layer", "type", caption=caption, caption_justify="left")
+    for name in ("MACs M", "FLOPs M", "share"):
+        table.add_column(name, justify="right")
+    for row in (*shown, _whole(model, counted)):
+        if not row.name:
+            table.add_section()
+        table.add_row(
+            row.name or "total", row.layer, f"{row.macs / 1e6:,.2f}", f"{row.flops / 1e6:,.2f}", f"{row.share:.1%}"
+        )
+    console = Console()
+    longest = max((len(row.name) + len(row.layer) for row in shown), default=0)
+    console.width = max(console.width, longest + 50)  # names are never cut
+    console.print(table)
+    if beside is not None:
+        console.print(
+            f"{ordinary} has {beside.macs / 1e6:,.2f} M MACs and {beside.flops / 1e6:,.2f} M FLOPs:"
+            f" this is {counted.macs / beside.macs:.3f} and {ratio:.3f} of it."
+        )
+
+
+def _count(target: str, img_size: int | None, batch: int, train: bool) -> tuple[nn.Module, Count]:
+    """Load a network without memory for its weights, where that is possible, and count it."""
+    import torch
+
+    from flopping.bench.count import count as run
+    from flopping.bench.meta import build
+    from flopping.targets import example_input, load
+
+    if ":" in target:  # files, and whatever the user's code does with numbers
+        model = load(target, img_size)
+    else:
+        try:
+            model = build(lambda: load(target, img_size))
+        except (NotImplementedError, RuntimeError):  # a constructor that looks at numbers
+            model = load(target, img_size)
+    x = example_input(model, img_size, torch.float32)
+    sizes = tuple(x.shape[1:]) if isinstance(x, torch.Tensor) else tuple(tuple(part.shape[1:]) for part in x)
+    try:
+        return model, run(model, sizes, batch, training=train)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{type(model).__name__} can't be counted for an input of {sizes}: {reason}") from error
+
+
+def _ordinary_name(target: str) -> str | None:
+    """The paper's X of E(X), H(X) and I(X).
+
+    >>> _ordinary_name("e(vit-s)"), _ordinary_name("ViT-S"), _ordinary_name("resnet18")
+    ('ViT-S', None, None)
+    """
+    from flopping.models.zoo import paper_names, registered_name
+
+    if ":" in target:
+        return None
+    papers = {registered: paper for paper, registered in paper_names().items()}
+    paper = papers.get(registered_name(target), "")
+    return paper[2:-1] if paper[:2] in {"E(", "H(", "I("} and paper[2:-1] in paper_names() else None
+
+
+def _rows(model: nn.Module, counted: Count) -> list[Row]:
+    """Layers that did something, in the order of the network."""
+    found = []
+    for name, module in model.named_modules():
+        if name in counted.layers:
+            layer = counted.layers[name]
+            share = layer.flops / counted.flops
+            found.append(Row(name, type(module).__name__, name.count(".") + 1, layer.macs, layer.flops, share))
+    return found
+
+
+def _whole(model: nn.Module, counted: Count) -> Row:
+    return Row("", type(model).__name__, 0, counted.macs, counted.flops, 1.0)
