@@ -12,7 +12,7 @@ from torch import nn
 
 from flopping.bench.count import count
 from flopping.bench.meta import build
-from flopping.models import ZOO, paper_names, registered_name
+from flopping.models import ZOO, names_in_paper, registered_name
 from flopping.nn import DepthwiseConv2d
 from flopping.paper import Result, results
 
@@ -58,7 +58,7 @@ def names(pattern: str = "*") -> dict[str, str | None]:
     >>> names("*flop_base*")
     {'deit3_flop_base_patch16_224': 'E(ViT-B)', 'convnext_flop_base': 'E(ConvNeXt-B)'}
     """
-    papers = {registered: paper for paper, registered in paper_names().items()}
+    papers = names_in_paper()
     every = {name: papers.get(name) for name in [*papers, *ZOO]}
     with suppress(ValueError):
         pattern = registered_name(pattern)  # a name of the paper in any spelling

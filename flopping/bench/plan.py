@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from flopping.bench.records import MODES, Setting
-from flopping.models.zoo import paper_names, registered_name
+from flopping.models import names_in_paper, ordinary_twin, registered_name
 from flopping.paper import results
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -103,25 +103,18 @@ def cases(names: Sequence[str], settings: Sequence[Setting], baseline: str | Non
     common = None if baseline is None else _resolve(baseline)
     for name in names:
         model = _resolve(name)
-        other = common or _ordinary(model)
+        other = common or ordinary_twin(model)
         if other is not None and other != model:
             models.setdefault(other, None)
             models[model] = other
         else:
             models.setdefault(model, None)
-    papers = {registered: paper for paper, registered in paper_names().items()}
+    papers = names_in_paper()
     return [Case(model, papers.get(model), other, s) for s in settings for model, other in models.items()]
 
 
 def _resolve(name: str) -> str:
     return name if ":" in name else registered_name(name)
-
-
-def _ordinary(model: str) -> str | None:
-    """The registered name of X for that of E(X), H(X) or I(X)."""
-    papers = {registered: paper for paper, registered in paper_names().items()}
-    paper = papers.get(model, "")
-    return paper_names().get(paper[2:-1]) if paper[1:2] == "(" else None
 
 
 def rows_of_the_paper() -> list[str]:

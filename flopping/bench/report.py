@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from flopping.bench.page import CAPTIONS, GENERATOR, page
 from flopping.bench.records import Record
 from flopping.bench.tables import latex, markdown
 from flopping.overview import Row as Cost
+from flopping.whole import whole
 
 PAGE = "index.html"
 FIGURES = tuple(f"{name}.{form}" for name in CAPTIONS for form in ("svg", "png"))
@@ -55,14 +54,7 @@ def write(folder: Path, files: Mapping[str, bytes], force: bool = False) -> None
     require_folder(folder, force)
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(files, key=lambda name: name == PAGE):
-        _write_whole(folder / name, files[name])
+        with whole(folder / name) as place:
+            place.write_bytes(files[name])
     for name in set(FILES) - set(files):
         (folder / name).unlink(missing_ok=True)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """A file that appears under its name once it is whole."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        whole = Path(folder, path.name)
-        whole.write_bytes(content)
-        os.replace(whole, path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import warnings
 from argparse import Namespace
 from collections.abc import Mapping
@@ -16,6 +14,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from flopping.whole import whole
 
 _NESTED = ("model", "state_dict", "model_state_dict")
 """Where training scripts put the weights beside their other state."""
@@ -90,23 +90,9 @@ def write_weights(
     """A `.safetensors` file; it appears under its name once it is whole, so an older one is never half-overwritten."""
     path = Path(path)
     require_output(path, overwrite)
-    path = path.resolve()  # behind a link, the file is replaced and the link stays
     tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
-    # in a folder of its own, because a writer that is interrupted may leave files of any name
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        whole = Path(folder, path.name)
+    with whole(path) as place:
         try:
-            save_file(tensors, whole, metadata={"format": "pt", **(metadata or {})})
+            save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
         except SafetensorError as error:
             raise OSError(f"can't write {str(path)!r}: {error}") from error
-        with open(whole, "rb") as written:
-            os.fsync(written.fileno())
-        whole.chmod(0o666 & ~_umask(Path(folder)))
-        os.replace(whole, path)
-
-
-def _umask(folder: Path) -> int:
-    """What new files are denied. Asking the system for it would change it for other threads for a moment."""
-    probe = folder / "umask"
-    os.close(os.open(probe, os.O_CREAT | os.O_WRONLY, 0o666))
-    return 0o666 & ~probe.stat().st_mode

@@ -127,13 +127,10 @@ def _ordinary_name(target: str) -> str | None:
     >>> _ordinary_name("e(vit-s)"), _ordinary_name("ViT-S"), _ordinary_name("resnet18")
     ('ViT-S', None, None)
     """
-    from flopping.models.zoo import paper_names, registered_name
+    from flopping.models import names_in_paper, ordinary_twin, registered_name
 
-    if ":" in target:
-        return None
-    papers = {registered: paper for paper, registered in paper_names().items()}
-    paper = papers.get(registered_name(target), "")
-    return paper[2:-1] if paper[:2] in {"E(", "H(", "I("} and paper[2:-1] in paper_names() else None
+    twin = None if ":" in target else ordinary_twin(registered_name(target))
+    return None if twin is None else names_in_paper()[twin]
 
 
 def _rows(model: nn.Module, counted: Count) -> list[Row]:

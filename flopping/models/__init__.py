@@ -5,7 +5,7 @@ from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.vision_transformer import VisionTransformer
 from flopping.models.weights import from_timm
-from flopping.models.zoo import ZOO, Entry, paper_names, registered_name
+from flopping.models.zoo import ZOO, Entry, names_in_paper, ordinary_twin, paper_names, registered_name
 
 __all__ = [
     "ZOO",
@@ -15,6 +15,8 @@ __all__ = [
     "ResMlp",
     "VisionTransformer",
     "from_timm",
+    "names_in_paper",
+    "ordinary_twin",
     "paper_names",
     "registered_name",
 ]

@@ -17,6 +17,7 @@ from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.vision_transformer import VisionTransformer
 from flopping.models.weights import checkpoint_filter_fn
+from flopping.paper import ordinary_name
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,22 @@ _register()
 def paper_names() -> dict[str, str]:
     """Registered names by the paper's: ours, and timm's ordinary networks."""
     return BASELINES | {entry.paper: entry.name for entry in ZOO.values() if entry.paper is not None}
+
+
+def names_in_paper() -> dict[str, str]:
+    """The paper's names by the registered ones."""
+    return {registered: paper for paper, registered in paper_names().items()}
+
+
+def ordinary_twin(name: str) -> str | None:
+    """The registered name of X for that of E(X), H(X) or I(X), and None for what has no twin.
+
+    >>> ordinary_twin("deit3_flop_base_patch16_224"), ordinary_twin("deit3_base_patch16_224"), ordinary_twin("resnet50")
+    ('deit3_base_patch16_224', None, None)
+    """
+    paper = names_in_paper().get(name, "")
+    ordinary = ordinary_name(paper)
+    return None if ordinary == paper else paper_names().get(ordinary)
 
 
 def registered_name(name: str) -> str:
