@@ -30,6 +30,7 @@ ELEMENTWISE: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "silu is x sigmoid(x)": (F.silu, 5 * N),
     "addcmul": (lambda x: torch.addcmul(x, x, x), 2 * N),
     "mean, sum": (lambda x: x.mean(-1).sum(-1), N + 3),
+    "largest, smallest": (lambda x: (x.max(-1), x.amin(), x.min()), 3 * N),
     "variance": (lambda x: x.var(-1), 4 * N),
     "vector norm": (lambda x: torch.linalg.vector_norm(x, dim=-1), 2 * N),
     "layer norm": (lambda x: F.layer_norm(x, (4,)), 4 * N),
