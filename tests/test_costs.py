@@ -30,6 +30,7 @@ ELEMENTWISE: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "silu is x sigmoid(x)": (F.silu, 5 * N),
     "addcmul": (lambda x: torch.addcmul(x, x, x), 2 * N),
     "mean, sum": (lambda x: x.mean(-1).sum(-1), N + 3),
+    "largest, smallest": (lambda x: (x.max(-1), x.amin(), x.min()), 3 * N),
     "variance": (lambda x: x.var(-1), 4 * N),
     "vector norm": (lambda x: torch.linalg.vector_norm(x, dim=-1), 2 * N),
     "layer norm": (lambda x: F.layer_norm(x, (4,)), 4 * N),
@@ -54,6 +55,7 @@ ELEMENTWISE: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "constants": (lambda x: torch.where(x > 0, x, torch.zeros_like(x)), 0),
     "random numbers": (lambda x: (torch.rand_like(x), torch.randn(3), torch.bernoulli(x), x.uniform_()), 0),
     "integers": (lambda x: torch.arange(5) * 2 + 1, 0),
+    "integers and others": (lambda x: (torch.arange(5) + 1, torch.arange(5) + 1.0, torch.arange(5) + True), 5),
     "dropout": (lambda x: F.dropout(x, training=False), 0),
     "dropout in training": (lambda x: F.dropout(x, 0.3), 2 * N),  # the mask over 1 - p, and the product
     "native dropout": (lambda x: aten.native_dropout(x, 0.3, True), 2 * N),
@@ -61,6 +63,7 @@ ELEMENTWISE: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "put and add": (lambda x: x.index_put((torch.tensor([0]),), x, accumulate=True), N),
     "scatter and add": (lambda x: x.scatter_add(-1, torch.zeros(1, 3, 2, dtype=torch.long), x[..., :2]), N / 2),
     "add rows": (lambda x: x.index_add(1, torch.tensor([1]), x[:, :1]), N / 3),
+    "samples on a grid": (lambda x: F.grid_sample(x[None], x.new_ones(1, 5, 7, 2), align_corners=False), 4 * 35),
     "nearest": (lambda x: F.interpolate(x[None], scale_factor=2), 0),
     "linear in 1d": (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), 2 * 2 * N),
     "bilinear": (lambda x: F.interpolate(x[None], scale_factor=2, mode="bilinear"), 4 * 4 * N),

@@ -12,6 +12,7 @@ from counting import Call
 from timm.models.convnext import ConvNeXtBlock
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopping import Layout, flop, trivial
 from flopping import nn as fnn
@@ -155,6 +156,31 @@ def test_building_starts_no_weights() -> None:
     assert kinds[0] == kinds[1]
 
 
+def test_building_leaves_out_only_how_weights_start() -> None:
+    """Filling costs no time; numbers on the CPU, and shapes, are as the constructor makes them."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rates = torch.zeros(2, device="cpu").add_(3).tolist()
+            self.weight = nn.Parameter(torch.empty(4, 5).normal_().mul_(0.02))
+            self.layer = nn.Linear(4, 5)
+            self.register_buffer("grid", torch.ones(2).unsqueeze_(0))
+
+    with Watch():
+        net = build(Net)
+    assert net.rates == [3, 3]
+    assert (net.weight.shape, net.get_buffer("grid").shape) == ((4, 5), (1, 2))
+    assert "aten::unsqueeze_" in seen
+    assert not {"aten::uniform_", "aten::normal_", "aten::mul_"} & set(seen)
+
+
 def test_operations_are_worked_out_once() -> None:
     """Blocks of the same shape cost no more time; another shape or another type of number is another operation."""
     calls = []
@@ -175,20 +201,19 @@ def test_operations_are_worked_out_once() -> None:
             seen(y, 1.0)
         return seen(x, 2.0)
 
-    assert count(lambda: Call(run), (6, 4), costs={"flopping_test::seen": 1}).flops == 8 * 24 + 18 + 24
+    assert count(lambda: Call(run), (6, 6), costs={"flopping_test::seen": 1}).flops == 9 * 36 + 18
     assert len(calls) == len(set(calls)) == 5
 
 
 def test_in_place_operations_that_change_the_shape_are_followed() -> None:
-    def run(x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = (x + 1).unsqueeze_(0)
-        return x.t_() if x.dim() == 2 else x
-
     shapes = []
-    model = nn.Sequential(Call(run), Call(lambda x: shapes.append(x.shape)))
-    assert count(model, (6,)).flops == 18
-    assert shapes == [(1, 1, 1, 1, 6)]
+
+    def run(x: Tensor) -> None:
+        for _ in range(3):
+            shapes.append((x + 1).unsqueeze_(0).shape)
+
+    assert count(Call(run), (6,)).flops == 18
+    assert shapes == [(1, 1, 6)] * 3
 
 
 def test_per_sample_of_the_batch() -> None:

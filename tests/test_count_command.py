@@ -94,7 +94,9 @@ def test_other_sizes_of_images(name: str) -> None:
 def test_your_own_module(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(
-        "import torch\n"
+        "import pathlib, torch\n"
+        "with open(pathlib.Path(__file__).with_name('runs'), 'a') as file:\n"
+        "    print(torch.ones(1).device, file=file)\n"
         "from torch import nn\n"
         "def build():\n"
         "    width = int(torch.tensor(8).item())\n"  # a constructor that looks at numbers
@@ -109,6 +111,7 @@ def test_your_own_module(tmp_path: Path) -> None:
     assert (first["name"], first["layer"], first["macs"]) == ("0", "Conv2d", 36 * 8 * 27)
     assert (second["layer"], second["flops"]) == ("ReLU", 36 * 8)
     assert whole["layer"] == "Sequential"
+    assert (tmp_path / "runs").read_text() == "cpu\n"  # once, and as usual
     refused = refusal(f"{file}:unknown")
     assert "no rule for the cost of lgamma in layer '1' (Gamma)" in refused
     assert "Linear can't be counted for an input of (3, 64, 64)" in refusal(f"{file}:deep")

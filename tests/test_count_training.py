@@ -121,6 +121,28 @@ def test_weights_used_twice_add_their_gradients() -> None:
     assert step.layers["layer"] == Count(5 * 36, 5 * 36 + 36)  # both uses are in the layer, so the sum is too
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_sums_of_gradients_belong_to_what_holds_all_uses(swapped: bool) -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return (y * x if swapped else x * y), x * 2
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.inner = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), Inner()
+
+        def forward(self, x: Tensor) -> Any:
+            x, y = self.a(x), self.b(x)
+            return self.inner(x, y), y * 3
+
+    step = count(Outer(), (4,), training=True)
+    assert step.layers["a"] == step.layers["b"] == Count(32, 32)
+    assert step.layers["inner"].flops == 4 * (2 + 3)
+    # y * 3 there and back; two sums of gradients, as one node feeds both: what is inside and what isn't
+    assert step.flops - 64 - 20 == 4 * (2 + 2)
+
+
 def test_recomputed_work_is_counted_where_it_is_done() -> None:
     """Checkpointing runs the block again, until it has what the gradients need."""
 

@@ -44,7 +44,7 @@ PER_OUTPUT: dict[str, int] = {
 }
 # Work per number that goes in. A variance is a mean, a difference, a product and a mean.
 PER_INPUT: dict[str, int] = {
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "_adaptive_avg_pool2d", "avg_pool2d", "col2im"), 1),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "_adaptive_avg_pool2d", "avg_pool2d", "col2im"), 1),
     "max_pool2d_with_indices": 1,
     "linalg_vector_norm": 2,
     **dict.fromkeys(("var", "var_mean", "std", "std_mean"), 4),

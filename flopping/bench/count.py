@@ -78,7 +78,7 @@ def count(
     dtype = next((p.dtype for p in shadow.parameters() if p.is_floating_point()), torch.float32)
     mode = _CountMode(shadow, costs or {})
     # Without autograd's keys linear layers and attention arrive whole, and not as what their strides make of them.
-    with torch.inference_mode(not training), torch.set_grad_enabled(training):
+    with torch.inference_mode(not training):  # which also says whether gradients are asked for
         x = _inputs(input_size, batch, dtype)
         with mode, torch.device("meta"):
             if training:
@@ -197,8 +197,7 @@ class _CountMode(TorchDispatchMode):
             number = node._sequence_nr()
             if number in self.adding:
                 node.register_hook(lambda *grads, number=number: self.finish(number))
-        if outputs:
-            torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+        torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
 
     def finish(self, number: int) -> None:
         self.done = number
