@@ -194,10 +194,13 @@ class Layout:
             return parts[0]
         return torch.cat([p if d == 1 else p.flatten(-2) for p, d in zip(parts, self.irrep_dims, strict=True)], -1)
 
-    def parts(self, feature: Feature, who: str = "feature", leading: int | None = None) -> Feature:
+    def parts(
+        self, feature: Feature, who: str = "feature", leading: int | None = None, invariant_only: bool = False
+    ) -> Feature:
         """The parts of a feature; what is not one of this layout is refused, showing its shapes.
 
-        `leading` says how many axes stand before the channels: 2 for tokens (B, N), 3 for maps (B, H, W).
+        `leading` says how many axes stand before the channels: 2 for tokens (B, N), 3 for maps (B, H, W). With
+        `invariant_only` the feature is one whose parts but the trivial irrep have no channels.
 
         >>> from flopping import flop
         >>> _ = Layout(flop, (3, 2)).parts((torch.zeros(4, 3), torch.zeros(4, 3)))
@@ -208,6 +211,8 @@ class Layout:
         if is_symbolic(feature):
             return tuple(feature[i] for i in range(len(self.multiplicities)))
         wanted = self.part_shapes
+        if invariant_only:
+            wanted = (wanted[0], *((*shape[:-1], 0) for shape in wanted[1:]))
         if not isinstance(feature, (tuple, list)) or any(not isinstance(part, Tensor) for part in feature):
             kind = f"a tensor of shape {tuple(feature.shape)}" if isinstance(feature, Tensor) else repr(feature)
             raise TypeError(f"{who}: a feature of {self} is a tuple of {len(wanted)} tensors, got {kind}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flopping.features import Feature, Layout, is_symbolic
 from flopping.groups import Group
-from flopping.sums import Combination, combination, combine
+from flopping.sums import Sums, combine, sums_of
 
 Grid = tuple[int, int]
 
@@ -54,22 +54,30 @@ class Fold(nn.Module):
     """Split two axes `(dim, dim + 1)` of a tensor, a grid of places, into irreps.
 
     `fold(x)[irrep][component]` has one axis in place of the two, as long as the irrep's multiplicity. The
-    law: folding the moved grid gives the folded grid, components mixed by the irrep.
+    law: folding the moved grid gives the folded grid, components mixed by the irrep. The fold is orthonormal. With
+    `scaled=False`, for groups of mirrors, it is sqrt |G| times that, and so is its inverse: there is less to multiply.
 
     >>> from flopping import flop
     >>> (even,), (odd,) = Fold(flop, (1, 3), dim=-2)(torch.tensor([[1.0, 5.0, 1.0]]))
     >>> even.tolist(), odd.tolist()
     ([1.4142135381698608, 5.0], [0.0])
+    >>> (even,), (odd,) = Fold(flop, (1, 4), dim=-2, scaled=False)(torch.tensor([[1.0, 5.0, 4.0, 0.0]]))
+    >>> even.tolist(), odd.tolist()
+    ([1.0, 9.0], [1.0, 1.0])
     """
 
     places: Tensor
 
-    def __init__(self, group: Group, grid: Grid, dim: int, *, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, group: Group, grid: Grid, dim: int, scaled: bool = True, *, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         check_square(group, grid, "fold")
+        if not scaled and not group.mirrors_only:
+            raise ValueError(f"a fold without scales needs a group of mirrors, got {group}")
         if dim >= -1:
             raise ValueError(f"dim counts from the end and has a neighbour: -2 or less, got {dim}")
-        self.group, self.grid, self.dim = group, grid, dim
+        self.group, self.grid, self.dim, self.scaled = group, grid, dim, scaled
         if group.mirrors_only:
             self.one_line, self.axes, self.parities = _mirrors(group)
         else:
@@ -111,7 +119,7 @@ class Fold(nn.Module):
             x = x.flatten(self.dim, self.dim + 1).unsqueeze(self.dim)
         blocks: dict[tuple[int, ...], Tensor] = {(): x}
         for axis in self.axes:
-            halves = {p: _mirror(b, self.dim + axis, self._lines[axis]) for p, b in blocks.items()}
+            halves = {p: _mirror(b, self.dim + axis, self._lines[axis], self.scaled) for p, b in blocks.items()}
             blocks = {(*p, side): pair[side] for p, pair in halves.items() for side in (0, 1)}
         return [[blocks[parity].flatten(self.dim, self.dim + 1)] for parity in self.parities]
 
@@ -127,7 +135,7 @@ class Fold(nn.Module):
         for axis in reversed(self.axes):
             stems = {parity[:-1]: None for parity in blocks}
             blocks = {
-                stem: _unmirror(blocks[(*stem, 0)], blocks[(*stem, 1)], self.dim + axis, self._lines[axis])
+                stem: _unmirror(blocks[(*stem, 0)], blocks[(*stem, 1)], self.dim + axis, self._lines[axis], self.scaled)
                 for stem in stems
             }
         whole = blocks[()]
@@ -148,12 +156,11 @@ class Fold(nn.Module):
         slabs = x.index_select(along, self.places)
         parts: list[list[list[Tensor]]] = [[[] for _ in range(irrep.dim)] for irrep in self.group.irreps]
         start = 0
-        for size, rows in self.rows:
+        for size, targets, sums in self.rows:
             terms = [slabs.narrow(along, start + g * size, size) for g in range(self.group.order)]
             start += size * self.group.order
-            for i, components in enumerate(rows):
-                for a, copies in enumerate(components):
-                    parts[i][a] += [combine(terms, row) for row in copies]
+            for (i, a), value in zip(targets, combine(terms, sums), strict=True):
+                parts[i][a].append(value)
         none = x.narrow(along, 0, 0)  # an irrep that this grid doesn't have
         return [[torch.cat(copies or [none], along) for copies in components] for components in parts]
 
@@ -278,21 +285,30 @@ def sides_of(group: Group, grid: Grid) -> Tensor:
     return torch.stack(fields)
 
 
-def _mirror(x: Tensor, dim: int, places: int) -> tuple[Tensor, Tensor]:
+def _mirror(x: Tensor, dim: int, places: int, scaled: bool) -> tuple[Tensor, Tensor]:
     half = places // 2
     left, right = x.narrow(dim, 0, half), x.narrow(dim, places - half, half).flip(dim)
-    even, odd = (left + right).mul_(_HALF), (left - right).mul_(_HALF)
+    even, odd = _sum_and_difference(left, right, scaled)
     if places % 2:
-        even = torch.cat([even, x.narrow(dim, half, 1)], dim)
+        even = torch.cat([even, _middle(x, dim, half, scaled)], dim)
     return even, odd
 
 
-def _unmirror(even: Tensor, odd: Tensor, dim: int, places: int) -> Tensor:
+def _unmirror(even: Tensor, odd: Tensor, dim: int, places: int, scaled: bool) -> Tensor:
     half = places // 2
-    sides = even.narrow(dim, 0, half)
-    left, right = (sides + odd).mul_(_HALF), (sides - odd).mul_(_HALF).flip(dim)
-    middle = [even.narrow(dim, half, 1)] if places % 2 else []
-    return torch.cat([left, *middle, right], dim)
+    left, right = _sum_and_difference(even.narrow(dim, 0, half), odd, scaled)
+    middle = [_middle(even, dim, half, scaled)] if places % 2 else []
+    return torch.cat([left, *middle, right.flip(dim)], dim)
+
+
+def _sum_and_difference(a: Tensor, b: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
+    return ((a + b).mul_(_HALF), (a - b).mul_(_HALF)) if scaled else (a + b, a - b)
+
+
+def _middle(x: Tensor, dim: int, place: int, scaled: bool) -> Tensor:
+    """The place that a mirror leaves alone: without scales it grows as much as a sum of two."""
+    middle = x.narrow(dim, place, 1)
+    return middle if scaled else middle / _HALF
 
 
 @lru_cache
@@ -326,12 +342,11 @@ def _kinds(group: Group, grid: Grid) -> dict[tuple[int, ...], tuple[int, ...]]:
     return {kind: tuple(places) for kind, places in kinds.items()}
 
 
-Rows = list[list[list[Combination]]]  # [irrep][component][copy], sums over the elements
-
-
 @lru_cache
-def _orbit_rows(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, Rows]]]:
+def _orbit_rows(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, list[tuple[int, int]], Sums]]]:
     """The general fold: places sorted by orbits, and how each kind of orbit splits into irreps.
+
+    A kind has a number of orbits, and sums over the elements for (irrep, component), copy by copy.
 
     On orbits with stabiliser S of the first place p, component a of a copy is
     sqrt(d / |G||S|) sum_g (rho(g) v)[a] x[g p].
@@ -339,10 +354,11 @@ def _orbit_rows(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, Rows]
     moved, kinds = _moved(group, grid), _kinds(group, grid)
     rows = []
     for kind, found in kinds.items():
-        split: Rows = []
-        for irrep in group.irreps:
+        targets, matrix = [], []
+        for i, irrep in enumerate(group.irreps):
             scale = sqrt(irrep.dim / (group.order * len(kind)))
             copies = [(irrep.tensor @ vector).T * scale for vector in irrep.fixed_vectors(kind)]  # component, element
-            split.append([[combination(copy[a].tolist()) for copy in copies] for a in range(irrep.dim)])
-        rows.append((len(found), split))
+            targets += [(i, a) for a in range(irrep.dim) for _ in copies]
+            matrix += [copy[a].tolist() for a in range(irrep.dim) for copy in copies]
+        rows.append((len(found), targets, sums_of(matrix)))
     return torch.cat([moved[:, list(found)].flatten() for found in kinds.values()]), rows

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flopping import characters, representations
 from flopping.irreps import Irrep, Matrix, as_tuples
-from flopping.sums import Combination, combination
+from flopping.sums import Sums, sums_of
 from flopping.symmetries import SYMMETRIES, Symmetry, planes
 
 _TOLERANCE = 1e-9  # laws of a group are checked in float64; its matrices have entries of order one
@@ -42,9 +42,9 @@ class Group:
     table: tuple[tuple[int, ...], ...] = field(repr=False)
     irreps: tuple[Irrep, ...] = field(repr=False)
     symmetries: tuple[Symmetry, ...] = field(default=(), repr=False)
-    to_irreps: tuple[Combination, ...] = field(init=False, compare=False)
+    to_irreps: Sums = field(init=False, compare=False)
     """The rows of the Fourier matrix, as sums over the elements."""
-    from_irreps: tuple[Combination, ...] = field(init=False, compare=False)
+    from_irreps: Sums = field(init=False, compare=False)
     """Its columns, as sums over (irrep, component, copy)."""
 
     def __post_init__(self) -> None:
@@ -65,8 +65,8 @@ class Group:
         fourier = self.fourier
         if not torch.allclose(fourier @ fourier.T, torch.eye(self.order, dtype=torch.float64, device="cpu")):
             raise ValueError(f"group {self.name}: two of the irreps {list(self.irreps)} are equivalent")
-        object.__setattr__(self, "to_irreps", tuple(combination(row) for row in fourier.tolist()))
-        object.__setattr__(self, "from_irreps", tuple(combination(column) for column in fourier.T.tolist()))
+        object.__setattr__(self, "to_irreps", sums_of(fourier.tolist()))
+        object.__setattr__(self, "from_irreps", sums_of(fourier.T.tolist()))
         if self.symmetries:
             self._check_symmetries()
 

@@ -140,6 +140,9 @@ def _outputs(model: nn.Module, x: Value) -> list[_Output]:
     def record(name: str) -> object:
         def hook(module: nn.Module, _args: object, value: object) -> None:
             layout = layouts_of(module)[1]
+            if layout is not None and layout.multiplicities[0] and isinstance(value, tuple):
+                called_for_less = not _fits(value, layout) and _fits(value, layout.invariant_part)
+                layout = layout.invariant_part if called_for_less else layout
             if not isinstance(value, (Tensor, tuple)) or isinstance(module, nn.Identity):
                 return
             claimed = latest[-1].group if latest else None

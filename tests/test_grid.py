@@ -368,3 +368,19 @@ def test_a_symmetric_grid_has_no_odd_part_at_all(dtype: torch.dtype) -> None:
     half = torch.randn(50, 3, 4).to(dtype)
     _, (odd,) = Fold(flop, (3, 8), dim=-2)(torch.cat([half, half.flip(-1)], -1))
     assert not odd.any()
+
+
+@pytest.mark.parametrize("grid", [(2, 4), (3, 5), (4, 3), (1, 1)])
+@pytest.mark.parametrize("group", [group for group in GROUPS if group.mirrors_only], ids=str)
+def test_fold_without_scales(group: Group, grid: Grid) -> None:
+    """It is the root of the group's order times the orthonormal fold, and its inverse likewise."""
+    x = torch.randn(2, *grid, 3, dtype=torch.float64)
+    plain, bare = Fold(group, grid, dim=-3), Fold(group, grid, dim=-3, scaled=False)
+    for (a,), (b,) in zip(plain(x), bare(x), strict=True):
+        torch.testing.assert_close(a * group.order**0.5, b)
+    torch.testing.assert_close(bare.inverse([part for (part,) in bare(x)]), x * group.order)
+
+
+def test_fold_without_scales_needs_mirrors() -> None:
+    with pytest.raises(ValueError, match="a fold without scales needs a group of mirrors, got octic"):
+        Fold(octic, (4, 4), dim=-2, scaled=False)

@@ -154,7 +154,7 @@ def test_fourier_matrix_block_diagonalises_the_regular_representation(group: Gro
     fourier = group.fourier
     near(fourier @ fourier.T, eye(group.order))
     for sums, matrix in ((group.to_irreps, fourier), (group.from_irreps, fourier.T)):
-        near(torch.stack([combine(eye(group.order), row) for row in sums]), matrix)
+        near(torch.stack(combine(eye(group.order), sums)), matrix)
     blocks = [torch.kron(irrep.tensor, eye(irrep.regular_multiplicity)[None]) for irrep in group.irreps]
     near(fourier @ regular(table_of(group)) @ fourier.T, direct_sum(*blocks))
 

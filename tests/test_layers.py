@@ -4,9 +4,10 @@ import pytest
 import torch
 from timm.models.vision_transformer import Block
 
-from flopping import Layout, flop, octic, trivial
+from flopping import Layout, flop, functional, octic, trivial
 from flopping import nn as fnn
-from flopping.groups import grid_groups
+from flopping.groups import Group, grid_groups
+from flopping.models.convnext import ConvNeXtBlock
 from flopping.testing import assert_equivariant, randomize_, relative_error
 
 GROUPS = [group for group in grid_groups().values() if group.order > 1]
@@ -145,13 +146,47 @@ def test_layer_norm_in_half_precision(dtype: torch.dtype, mean: float, std: floa
     x = tuple(((part * std) + mean).to(dtype) for part in layout.random(20))
     exact = fnn.LayerNorm(layout).double()(tuple(part.double() for part in x))
     layer.to(dtype)
-    for compiling in (False, True):
-        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
-            error = relative_error(layer(x), exact)
-        ordinary = torch.nn.LayerNorm(384, 1e-6, dtype=dtype)(layout.merge(x))
-        allowed = relative_error(ordinary, torch.nn.LayerNorm(384, 1e-6).double()(layout.merge(x).double()))
-        assert error < 4 * max(allowed, torch.finfo(dtype).eps)
+    found = layer(x)
+    assert {part.dtype for part in found} == {dtype}
+    ordinary = torch.nn.LayerNorm(384, 1e-6, dtype=dtype)(layout.merge(x))
+    allowed = relative_error(ordinary, torch.nn.LayerNorm(384, 1e-6).double()(layout.merge(x).double()))
+    assert relative_error(found, exact) < 4 * max(allowed, torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group.signs_only], ids=str)
+def test_signs_pass_exactly(group: Group) -> None:
+    """To the last bit, through what is no matrix product."""
+    layout = Layout.regular(group, 8 * group.order + 3, extra=3)
+    x = layout.random(5, 6)
+    for layer in (fnn.Activation(layout), randomize_(fnn.LayerNorm(layout)), randomize_(fnn.Affine(layout))):
+        for element in range(group.order):
+            moved, expected = layer(layout.act(element, x)), layout.act(element, layer(x))
+            assert all(torch.equal(a, b) for a, b in zip(moved, expected, strict=True))
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+@pytest.mark.parametrize("training", [False, True])
+def test_called_for_the_trivial_irrep_alone(group: Group, training: bool) -> None:
+    """The same as the first part of the whole, without the rest."""
+    layout = Layout.regular(group, 4 * group.order + 1, extra=1)
+    layers = [
+        (fnn.Linear(layout, layout * 2), layout),
+        (fnn.Mlp(layout, drop=0.5), layout),
+        (fnn.LayerScale(layout, 0.5), layout.invariant_part),
+        (fnn.Dropout(layout, 0.5), layout.invariant_part),
+        (fnn.DropPath(layout, 0.5), layout.invariant_part),
+    ]
+    if group.signs_only:
+        layers += [(ConvNeXtBlock(layout, drop_path=0.5), layout), (ConvNeXtBlock(layout, init_values=None), layout)]
+    for layer, takes in layers:
+        x = layout.random(2, 3, 3)
+        randomize_(layer).train(training)
+        torch.manual_seed(1)
+        whole = layer(x)
+        torch.manual_seed(1)
+        even, *others = layer(x if takes == layout else functional.invariant_only(x), True)
+        assert torch.equal(even, whole[0])
+        assert all(part.shape[-1] == 0 for part in others)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,8 +110,8 @@ class Backbone(Module):
         """Parameters with more than one axis that are no weights of a linear map."""
         return set()
 
-    def _run(self, station: Station, x: Feature) -> Feature:
-        return run(station, x, self.grad_checkpointing)
+    def _run(self, station: Station, x: Feature, **options: bool) -> Feature:
+        return run(station, x, self.grad_checkpointing, **options)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Features behind the last block and the final norm, before pooling."""
@@ -197,10 +198,11 @@ class Backbone(Module):
         """Drop all layers behind a number of stations."""
 
 
-def run(layers: Station, x: Feature, checkpointing: bool) -> Feature:
-    """Layers in a row; with checkpointing, each computes its inside again in the backward pass."""
+def run(layers: Station, x: Feature, checkpointing: bool, **options: bool) -> Feature:
+    """Layers in a row, the last one with options; with checkpointing, each computes its inside again for gradients."""
     for layer in layers:
-        x = checkpoint(layer, x, use_reentrant=False) if checkpointing else layer(x)
+        call = partial(layer, **options) if layer is layers[-1] else layer
+        x = checkpoint(call, x, use_reentrant=False) if checkpointing else call(x)
     return x
 
 

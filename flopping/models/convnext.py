@@ -26,7 +26,7 @@ from flopping.nn.norm import layer_scale
 class ConvNeXtBlock(Module):
     """x + gamma(mlp(norm(depthwise filter(x)))) on maps; `init_values=None` leaves the layer scale out.
 
-    `invariant_only` as in a transformer block.
+    `invariant_only` as in a transformer block; called with it, any block gives the trivial irrep alone.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in ConvNeXtBlock(layout)(layout.random(2, 5, 7))]
@@ -59,10 +59,13 @@ class ConvNeXtBlock(Module):
         self.gamma = layer_scale(out, init_values, device=device, dtype=dtype)
         self.drop_path = DropPath(out, drop_path)
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
         x = self.in_layout.parts(x, "ConvNeXtBlock", self.leading)
-        branch = self.drop_path(self.gamma(self.mlp(self.norm(self.conv_dw(x)))))
-        return functional.residual(x, branch, self.invariant_only)
+        branch = self.mlp(self.norm(self.conv_dw(x)), invariant_only)
+        if not isinstance(self.gamma, nn.Identity):
+            branch = self.gamma(branch, invariant_only)
+        only = self.invariant_only or invariant_only is True  # a flag that torch.fx traces is the default
+        return functional.residual(x, self.drop_path(branch, invariant_only), only)
 
 
 class Stage(nn.Module):
@@ -90,10 +93,11 @@ class Stage(nn.Module):
         for i in [key for key in self.handoffs if int(key) >= blocks]:
             del self.handoffs[i]
 
-    def forward(self, x: Feature) -> Feature:
-        for step in self.steps:
+    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+        *steps, last = self.steps
+        for step in steps:
             x = run(step, x, self.grad_checkpointing)
-        return x
+        return run(last, x, self.grad_checkpointing, invariant_only=invariant_only)
 
 
 class MapHead(nn.Module):
@@ -123,7 +127,7 @@ class ConvNeXt(Backbone):
     `depths` and `dims` of one stage make the isotropic form, whose features may be taken behind every block; with
     several stages they are taken behind each stage. `handoffs` counts blocks through all stages; other arguments as
     for `VisionTransformer`. `forward_features` is the last map, `(B, C, H, W)` with channels [even | odd]; the head
-    reads the mean of the even ones.
+    reads the mean of the even ones. So in evaluation `forward` doesn't compute the odd outputs of the last block.
 
     >>> model = ConvNeXt(depths=(1, 1), dims=(8, 16), patch_size=4, num_classes=10)
     >>> x = torch.randn(2, 3, 32, 48)
@@ -231,8 +235,9 @@ class ConvNeXt(Backbone):
     def stations(self) -> list[Station]:
         return cast(Stage, self.stages[0]).steps if self.isotropic else [[stage] for stage in self.stages]
 
-    def _run(self, station: Station, x: Feature) -> Feature:
-        return run(station, x, self.grad_checkpointing and self.isotropic)  # else a stage does it, block by block
+    def _run(self, station: Station, x: Feature, **options: bool) -> Feature:
+        checkpointing = self.grad_checkpointing and self.isotropic  # else a stage does it, block by block
+        return run(station, x, checkpointing, **options)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(enable)
@@ -267,8 +272,17 @@ class ConvNeXt(Backbone):
         return out
 
     def finish(self, x: Feature) -> Tensor:
-        # odd channels too, though the head doesn't read them: so all parameters take part, as distributed training asks
         return self.layouts[-1].merge(x).permute(0, 3, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:  # all parameters take part, as distributed training asks, though the head reads even only
+            return super().forward(x)
+        *stations, last = self.stations
+        feature = self.embed(x)
+        for station in stations:
+            feature = self._run(station, feature)
+        logits: Tensor = self.head(self._run(last, feature, invariant_only=True)[0])
+        return logits
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How parameters are grouped by depth, for layer-wise learning rates."""

@@ -43,9 +43,12 @@ class OrientedMlp(Mlp):
         self.shift1 = OrientedBias(self.hidden, grid_size, device=device, dtype=dtype)
         self.shift2 = OrientedBias(out, grid_size, device=device, dtype=dtype)
 
-    def forward(self, x: Feature) -> Feature:
-        x = self.drop1(self.act(self.shift1(self.fc1(x))))
-        out: Feature = self.drop2(self.shift2(self.fc2(x)))
+    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+        hidden = self.drop1(self.act(self.shift1(self.fc1(x))))
+        branch = self.fc2(hidden, invariant_only)
+        if invariant_only is not True:  # a flag that torch.fx traces is the default
+            branch = self.shift2(branch)
+        out: Feature = self.drop2(branch, invariant_only)
         return out
 
 

@@ -17,7 +17,7 @@ from flopping.nn.norm import LayerNorm, layer_scale
 
 
 class Mlp(Module):
-    """Linear, activation, Linear, on every place for itself.
+    """Linear, activation, Linear, on every place for itself; `invariant_only` as in `Linear`.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -45,8 +45,9 @@ class Mlp(Module):
         self.fc2 = Linear(self.hidden, out, device=device, dtype=dtype)
         self.drop2 = Dropout(out, drop)
 
-    def forward(self, x: Feature) -> Feature:
-        out: Feature = self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+        hidden = self.drop1(self.act(self.fc1(x)))
+        out: Feature = self.drop2(self.fc2(hidden, invariant_only), invariant_only)
         return out
 
 

@@ -15,7 +15,7 @@ from flopping.features import Feature, Layout, is_symbolic
 from flopping.groups import Group, get_group, trivial
 from flopping.nn.drop import probability
 from flopping.nn.module import Module
-from flopping.sums import combination, combine
+from flopping.sums import combine, sums_of
 
 
 class ToRegular(Module):
@@ -122,7 +122,7 @@ class Restrict(Module):
         super().__init__(layout, Layout(subgroup, tuple(found)))
         self.sub_dims = tuple(irrep.dim for irrep in subgroup.irreps)
         # coordinates (irrep, component, copy) of the subgroup, as sums over the components
-        self.columns = [[combination(column) for column in zip(*basis, strict=True)] for _, basis in self.pieces]
+        self.columns = [sums_of(list(zip(*basis, strict=True))) for _, basis in self.pieces]
 
     def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
         """The restriction was found, so it is a subgroup."""
@@ -133,10 +133,10 @@ class Restrict(Module):
         for i, (multiplicities, _) in enumerate(self.pieces):
             d = self.in_layout.irrep_dims[i]
             terms = [x[i]] if d == 1 else [x[i].select(-2, a) for a in range(d)]
-            columns = iter(self.columns[i])
+            columns = iter(combine(terms, self.columns[i]))
             for j, r in enumerate(multiplicities):
                 for b in range(self.sub_dims[j] if r else 0):
-                    copies[j][b] += [combine(terms, next(columns)) for _ in range(r)]
+                    copies[j][b] += [next(columns) for _ in range(r)]
         parts = []
         for components in copies:
             joined = [torch.cat(found, -1) for found in components]

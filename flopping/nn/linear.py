@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flopping.features import Feature, Layout
 from flopping.nn.module import Module
-from flopping.sums import combination, combine
+from flopping.sums import combine, sums_of
 
 
 class _Stacked(nn.Linear):
@@ -30,7 +30,8 @@ class Linear(Module):
     """All equivariant linear maps between two layouts; a bias on the trivial irrep only.
 
     A child `nn.Linear` named after the irrep maps its copies, whatever component they belong to. An irrep of
-    complex type has two such matrices A and B, stacked, for the map A + B J.
+    complex type has two such matrices A and B, stacked, for the map A + B J. Called with `invariant_only`, it gives
+    the trivial irrep alone, and the others are not computed.
 
     >>> from flopping import flop
     >>> layer = Linear(Layout.regular(flop, 8), Layout.regular(flop, 4))
@@ -57,7 +58,7 @@ class Linear(Module):
         self.degrees = tuple(irrep.type.degree for irrep in irreps)
         # component a of A + B J, as a sum over (endomorphism, component)
         self.turns = tuple(
-            tuple(combination([e[a][b] for e in i.endomorphism_rows for b in range(i.dim)]) for a in range(i.dim))
+            sums_of([[e[a][b] for e in i.endomorphism_rows for b in range(i.dim)] for a in range(i.dim)])
             for i in irreps
         )
         for i, (irrep, m_in, m_out) in enumerate(
@@ -75,12 +76,13 @@ class Linear(Module):
         if bias and not hasattr(self, self.names[0]):
             raise ValueError(f"a bias needs {self.names[0]} channels on both sides, got {in_layout} -> {out_layout}")
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
         x = self.in_layout.parts(x, "Linear")
-        return tuple(self._block(i, part) for i, part in enumerate(x))
+        return tuple(self._block(i, part, invariant_only) for i, part in enumerate(x))
 
-    def _block(self, i: int, part: Tensor) -> Tensor:
-        m_out = self.out_layout.multiplicities[i]
+    def _block(self, i: int, part: Tensor, invariant_only: bool) -> Tensor:
+        # a flag that torch.fx traces is the default
+        m_out = 0 if i and invariant_only is True else self.out_layout.multiplicities[i]
         if not m_out:
             return part.narrow(-1, 0, 0)
         if not self.in_layout.multiplicities[i]:
@@ -93,7 +95,7 @@ class Linear(Module):
         degree, d = self.degrees[i], self.in_layout.irrep_dims[i]
         blocks = stacked.unflatten(-1, (degree, -1))
         terms = [blocks.select(-3, a).select(-2, k) for k in range(degree) for a in range(d)]
-        return torch.stack([combine(terms, row) for row in self.turns[i]], -2)
+        return torch.stack(combine(terms, self.turns[i]), -2)
 
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:

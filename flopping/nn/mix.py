@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 import torch
@@ -44,7 +45,8 @@ class TokenMix(Module):
         if group.swaps_axes:
             raise ValueError(f"TokenMix needs a group that keeps rows and columns apart, got {group}")
         self.grid_size = as_pair(grid_size, "grid_size")
-        self.fold = Fold(group, self.grid_size, dim=-3, device=device)
+        # the scales of fold and unfold are left to the matrices, which are small: 98 x 98 for 14 x 14 tokens
+        self.fold = Fold(group, self.grid_size, dim=-3, scaled=False, device=device)
         self.names = tuple(irrep.name for irrep in group.irreps)
         self.weight = nn.ParameterDict()
         self.bias = nn.ParameterDict() if bias else None
@@ -70,17 +72,21 @@ class TokenMix(Module):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "TokenMix", self.leading)
         check_tokens(x, self.grid_size, "TokenMix")
-        return tuple(self._mix(i, x[i]) if m else x[i] for i, m in enumerate(self.in_layout.multiplicities))
+        order = self.in_layout.group.order
+        weight = {name: w / order if order > 1 else w for name, w in self.weight.items()}
+        return tuple(self._mix(i, x[i], weight) if m else x[i] for i, m in enumerate(self.in_layout.multiplicities))
 
-    def _mix(self, channel: int, part: Tensor) -> Tensor:
+    def _mix(self, channel: int, part: Tensor, weight: Mapping[str, Tensor]) -> Tensor:
         folded = self.fold(part.unflatten(1, self.grid_size))
         mixed = []
         for token, name in enumerate(self.names):
             (values,) = folded[token]
-            if name in self.weight:
-                values = self.weight[name] @ values
+            if name in weight:
                 if self.bias is not None and token == channel:
-                    values = values + self.bias[name][:, None]
+                    bias = self.bias[name][:, None] * self.in_layout.group.order**-0.5
+                    values = torch.baddbmm(bias, weight[name].expand(values.shape[0], -1, -1), values)
+                else:
+                    values = weight[name] @ values
             mixed.append(values)
         return self.fold.inverse(mixed).flatten(1, 2)
 

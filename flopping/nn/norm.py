@@ -110,7 +110,7 @@ class Affine(_PerCopy):
 
 
 class LayerScale(_PerCopy):
-    """Scale every copy, from a small start.
+    """Scale every copy, from a small start; called with `invariant_only`, the trivial irrep is all there is.
 
     >>> from flopping import flop
     >>> even, odd = LayerScale(Layout.regular(flop, 4), 0.5)((torch.ones(1, 2), torch.ones(1, 2)))
@@ -135,10 +135,12 @@ class LayerScale(_PerCopy):
         for gamma in self.gamma.values():
             nn.init.constant_(gamma, self.init_values)
 
-    def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "LayerScale")
-        irreps = self.in_layout.group.irreps
-        return tuple(p * self.gamma[i.name] if i.name in self.names else p for p, i in zip(x, irreps, strict=True))
+    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+        x = self.in_layout.parts(x, "LayerScale", invariant_only=invariant_only)
+        names = [irrep.name for irrep in self.in_layout.group.irreps]
+        # a flag that torch.fx traces is the default
+        live = [n for n in self.names if n == names[0]] if invariant_only is True else self.names
+        return tuple(part * self.gamma[n] if n in live else part for part, n in zip(x, names, strict=True))
 
 
 def layer_scale(
