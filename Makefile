@@ -17,8 +17,12 @@ TIMM_SUITE := build/timm-suite
 TIMM_TESTS := $(TIMM_SUITE)/timm-$(TIMM)/tests/test_models.py
 TIMM_PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/pytest -p timm_plugin -q -W ignore $(TIMM_TESTS)
 
+RESULTS := docs/results
+BUDGET ?= 60
+SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint timm-suite bench-layers bench-models wheel-check clean
+.PHONY: help demo test lint timm-suite bench-layers bench-models results wheel-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -40,6 +44,14 @@ lint: $(READY) ## check style (ruff) and types (mypy)
 
 bench-models: $(READY) ## time the networks against ordinary ones, and see whether the goals are met (minutes)
 	@$(BIN)/flopping bench --goals
+
+results: $(READY) ## measure what docs/results shows, add it there, and draw the report anew (BUDGET minutes and half an hour)
+	$(BIN)/flopping bench "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S)" -o $(RESULTS)/first.jsonl
+	$(BIN)/flopping bench --goals -o $(RESULTS)/goals.jsonl
+	$(BIN)/flopping bench $(SMALL) --train -o $(RESULTS)/training.jsonl
+	$(BIN)/flopping bench $(SMALL) --latency --mode compiled --mode compiled-frozen -o $(RESULTS)/latency.jsonl
+	$(BIN)/flopping bench --paper --budget $(BUDGET) -o $(RESULTS)/paper.jsonl
+	$(BIN)/flopping report $(RESULTS)/*.jsonl -o $(RESULTS)
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench-layers
