@@ -12,6 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from measurements import RECORD, equivariant, many, ordinary, own
 
 from flopping.bench import drawing, figures
@@ -164,11 +165,12 @@ def test_files_are_what_they_say_and_the_same_each_time(name: str, monkeypatch: 
     assert int.from_bytes(png[16:20], "big") >= 1200  # wide enough for a page on a sharp screen
     assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
     assert b"<dc:date>" not in svg
+    assert not any(text.get_parse_math() for text in figure.findobj(Text))  # dollars are dollars
     assert b"<text" not in svg  # letters are paths: no font is needed to show them
     assert drawing.render(figure, "svg") == svg
     # a user's own settings change nothing, and stay
     monkeypatch.setitem(matplotlib.rcParams, "font.size", 31.0)
-    monkeypatch.setitem(matplotlib.rcParams, "axes.grid", False)
+    monkeypatch.setitem(matplotlib.rcParams, "axes.labelpad", 40.0)  # one that we don't set
     again = make(name)
     assert drawing.render(again, "svg") == svg
     assert drawing.render(again, "png") == png

@@ -189,6 +189,7 @@ def test_names_are_not_taken_for_markup(name: str) -> None:
     cell = re.sub(r"(\\text[a-z]+)\{\}", lambda match: f"\0{ord(back[match[1]])}\0", line[0])
     cell = re.sub(r"(?<!\\)[{}]", "", cell)
     assert not re.search(r"(?<!\\)[$%&#_]", cell)
+    assert not re.search(r"(?<!\{)[\[*]", line[0])  # behind the end of a line they would be arguments of it
     cell = re.sub(r"\\(.)", r"\1", cell)
     assert re.sub("\0(.*?)\0", lambda match: chr(int(match[1])), cell) == f"{name} [1]"
 

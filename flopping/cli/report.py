@@ -48,8 +48,7 @@ def report(
             raise ValueError(f"--format {form.value} is printed and -o {out} writes all formats: choose one of them")
         if out is None and force:
             raise ValueError("--force is for the folder that -o names")
-        once = {path.resolve(): path for path in files}
-        records = [record for path in once.values() for record in read(path)]
+        records = [record for path in files for record in read(path)]
         if out is None:
             print_rows(records, form or Format.table)
         else:
