@@ -23,6 +23,8 @@ Feature = tuple[Tensor, ...]
 
 def is_symbolic(value: object) -> bool:
     """Whether `torch.fx` traces the value, so that its shape can't be looked at."""
+    if torch.compiler.is_compiling():
+        return False  # the compiler would follow every step of what comes now
     return isinstance(value, Proxy) or (isinstance(value, tuple) and any(isinstance(part, Proxy) for part in value))
 
 
@@ -213,7 +215,7 @@ class Layout:
         wanted = self.part_shapes
         if invariant_only:
             wanted = (wanted[0], *((*shape[:-1], 0) for shape in wanted[1:]))
-        if not isinstance(feature, (tuple, list)) or any(not isinstance(part, Tensor) for part in feature):
+        if not isinstance(feature, (tuple, list)) or not all([isinstance(p, Tensor) for p in feature]):  # noqa: C419 - compilers step through generators
             kind = f"a tensor of shape {tuple(feature.shape)}" if isinstance(feature, Tensor) else repr(feature)
             raise TypeError(f"{who}: a feature of {self} is a tuple of {len(wanted)} tensors, got {kind}")
         if len(feature) == len(wanted):

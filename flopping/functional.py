@@ -23,7 +23,7 @@ def add(x: Feature, y: Feature) -> Feature:
     >>> [part.tolist() for part in add((torch.ones(1), torch.zeros(2)), (torch.ones(1), torch.ones(2)))]
     [[2.0], [1.0, 1.0]]
     """
-    return tuple(a + b for a, b in zip(x, y, strict=True))
+    return tuple([a + b for a, b in zip(x, y, strict=True)])
 
 
 def invariant_only(x: Feature) -> Feature:
@@ -32,7 +32,7 @@ def invariant_only(x: Feature) -> Feature:
     >>> [tuple(part.shape) for part in invariant_only((torch.ones(2, 3), torch.ones(2, 4)))]
     [(2, 3), (2, 0)]
     """
-    return x[0], *(part.narrow(-1, 0, 0) for part in x[1:])
+    return x[0], *[part.narrow(-1, 0, 0) for part in x[1:]]
 
 
 def residual(x: Feature, branch: Feature, invariant_branch: bool) -> Feature:

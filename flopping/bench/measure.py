@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import count as numbers
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -24,7 +24,7 @@ from flopping.bench.timing import Timing
 from flopping.bench.worker import NOISE
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-MEMORY_RUNS = 6
+MEMORY_RUNS = 4
 """Runs of a network in the process that measures its memory."""
 MOST_SIDE_BY_SIDE = 4
 """Processes that measure memory, and compile, at one time."""
@@ -62,7 +62,8 @@ class Session:
 
     A keyboard interrupt stops the processes; the rounds measured so far go to `sink` as records that say so, and then
     the interrupt goes on. `budget` is the time in seconds after which nothing new is begun and what runs is cut off.
-    `progress` gets a text and the seconds that are left, as far as can be told.
+    Compiled code goes to the folder `cache`, or to one that is empty at first and removed in the end, so that compile
+    times are those of a first time. `progress` gets a text and the seconds that are left, as far as can be told.
     """
 
     def __init__(
@@ -72,11 +73,12 @@ class Session:
         *,
         command: str = "",
         budget: float | None = None,
+        cache: Path | None = None,
         progress: Callable[[str, float], object] | None = None,
     ) -> None:
         self.protocol, self.sink, self.command = protocol, sink, command
         self.progress = progress or (lambda text, left: None)
-        self.budget = budget
+        self.budget, self.cache = budget, cache
         self.pace = Pace()
         self.machine = this_machine()
         self.precisions: dict[tuple[str, str], str | None] = {}
@@ -91,7 +93,7 @@ class Session:
         keys = numbers()
         grouped = [[_State(case, str(next(keys))) for case in group] for group in groups]
         self.states = [state for group in grouped for state in group]
-        with _compile_cache() as self.environment:
+        with _compile_cache(self.cache) as self.environment:
             for group in grouped:
                 try:
                     self._measure(group)
@@ -108,10 +110,12 @@ class Session:
 
     def _measure(self, group: list[_State]) -> None:
         try:
-            for state in group:
-                self._say(f"trying {state.case.setting.dtype}")
-                state.problem = self._try_precision(state.case.setting)
-            self._describe(_alive(group))
+            with ThreadPoolExecutor(1) as pool:
+                described = pool.submit(self._describe, group)
+                problems = [self._try_precision(state.case.setting) for state in group]
+                described.result()
+            for state, problem in zip(group, problems, strict=True):
+                state.problem = problem or state.problem
             self._keep_budget(_alive(group))
             self._fill_memory(_alive(group))
             for together in self._that_fit(_alive(group)):
@@ -163,9 +167,7 @@ class Session:
         return self.precisions[key]
 
     def _describe(self, states: list[_State]) -> None:
-        if not states:
-            return
-        self._say("counting")
+        self._say("trying precisions, counting")
         found = {state.key: state for state in states}
         with self._child({"job": "describe", "cases": _jobs(states)}, states[0].case.setting) as child:
             for event in child.events(self.deadline):
@@ -264,7 +266,14 @@ class Session:
         by_key = {state.key: state for state in states}
         preparing = None
         repeats = self._repeats(states)
-        job = {"job": "time", "cases": _jobs(states), "warmup": self.protocol.warmup, "repeats": repeats}
+        job = {
+            "job": "time",
+            "cases": _jobs(states),
+            "warmup": self.protocol.warmup,
+            "repeats": repeats,
+            "seconds": self.protocol.seconds,
+            "fewest": self.protocol.fewest,
+        }
         with self._child(job, states[0].case.setting) as child:
             for event in child.events(self.deadline):
                 if event["event"] == "begin":
@@ -346,10 +355,10 @@ def _minutes(seconds: float) -> str:
 
 
 @contextmanager
-def _compile_cache() -> Iterator[dict[str, str]]:
-    """An empty cache for compiled code, so that compile times are those of a first time; or the one that is set."""
-    if CACHE in os.environ:
-        yield {}
+def _compile_cache(given: Path | None) -> Iterator[dict[str, str]]:
+    """Where processes keep what they compile. Always said, since torch's compiler sets the variable for itself."""
+    if given is not None:
+        yield {CACHE: str(given.resolve())}
         return
     folder = tempfile.mkdtemp(prefix="flopping-bench-")
     try:

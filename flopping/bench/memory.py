@@ -15,7 +15,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 FORGET_PEAK = "5"
 
 
-def peak(run: Callable[[], object], state_bytes: int, device: torch.device, repeats: int = 3) -> Memory | None:
+def peak(run: Callable[[], object], state_bytes: int, device: torch.device, repeats: int = 2) -> Memory | None:
     """The most that some runs needed; None on a system that doesn't tell.
 
     On a CPU the resident set has Python, torch and what the compiler left in it. So the peak is `state_bytes`, what

@@ -34,6 +34,9 @@ class Protocol:
     dtype: str
     warmup: int
     repeats: int
+    seconds: float | None = None
+    """No round is begun after so many seconds, once there are `fewest`."""
+    fewest: int = 10
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or self.repeats < 1 or self.batch < 1:
@@ -41,7 +44,7 @@ class Protocol:
 
 
 PAPER_PROTOCOL = Protocol(batch=64, dtype="float16", warmup=10, repeats=100)
-CPU_PROTOCOL = Protocol(batch=8, dtype="float32", warmup=3, repeats=30)
+CPU_PROTOCOL = Protocol(batch=8, dtype="float32", warmup=3, repeats=30, seconds=50.0)
 
 
 def default_device() -> str:

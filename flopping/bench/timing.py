@@ -94,8 +94,11 @@ def interleave(
     repeats: int,
     warmup: int = 3,
     progress: Callable[[dict[str, float]], object] | None = None,
+    enough: Callable[[int], bool] = lambda rounds: False,
 ) -> dict[str, Timing]:
     """Run the functions in turn, round after round, and time each run. `progress` gets the seconds of each round.
+
+    `enough` is asked after each round, with the number of rounds so far, whether to leave the others out.
 
     >>> sorted(interleave({"a": lambda: None, "b": lambda: None}, repeats=5))
     ['a', 'b']
@@ -115,4 +118,6 @@ def interleave(
         rounds.append(seconds)
         if progress is not None:
             progress(seconds)
+        if enough(len(rounds)):
+            break
     return {name: Timing(tuple(seconds[name] for seconds in rounds)) for name in functions}

@@ -27,6 +27,8 @@ Emit = Callable[..., None]
 NOISE = "noise"
 """Key of the product of two fixed matrices, timed beside the networks: a quiet machine takes the same time always."""
 NOISE_SIZE = 512
+WARM = 1
+"""Runs after the first, which compiles, until a network counts as built."""
 
 
 def try_precision(job: dict[str, Any], emit: Emit) -> None:
@@ -49,7 +51,6 @@ def fill_memory(job: dict[str, Any], emit: Emit) -> None:
     if setting.device == "cpu":
         _limit_memory(available_memory())
     run, compile_seconds = _first_run(job["case"], setting)
-    run()
     memory = peak(run, run.state_bytes, run.device)
     emit(
         "memory",
@@ -74,7 +75,7 @@ def take_time(job: dict[str, Any], emit: Emit) -> None:
         emit("begin", key=case["key"])
         try:
             run, _ = _first_run(case, _setting(case))
-            for _ in range(job["warmup"]):
+            for _ in range(job["warmup"] - WARM):
                 run()
             runs[case["key"]] = run
         except Exception as error:
@@ -82,7 +83,14 @@ def take_time(job: dict[str, Any], emit: Emit) -> None:
     if runs:
         device = next(iter(runs.values())).device
         functions: dict[str, Callable[[], object]] = {NOISE: _fixed_product(device), **runs}
-        interleave(functions, job["repeats"], warmup=0, progress=lambda seconds: emit("round", seconds=seconds))
+        start, limit, fewest = perf_counter(), job["seconds"], job["fewest"]
+        interleave(
+            functions,
+            job["repeats"],
+            warmup=0,
+            progress=lambda seconds: emit("round", seconds=seconds),
+            enough=lambda rounds: limit is not None and rounds >= fewest and perf_counter() - start > limit,
+        )
 
 
 JOBS = {"try": try_precision, "describe": describe, "memory": fill_memory, "time": take_time}
@@ -105,7 +113,7 @@ def _first_run(case: dict[str, Any], setting: Setting) -> tuple[Run, float | Non
     model = load(case["model"])
     run = Run(model, _images(model, case["model"], setting.batch), setting)
     seconds = []
-    for _ in range(2):
+    for _ in range(1 + WARM):
         start = perf_counter()
         run()
         seconds.append(perf_counter() - start)

@@ -51,11 +51,17 @@ def bench(
     batch: Annotated[int | None, typer.Option(min=1, help="Images in a batch: 64 on CUDA, 8 on a CPU.")] = None,
     latency: Annotated[bool, typer.Option("--latency", help="One image at a time.")] = False,
     train: Annotated[bool, typer.Option("--train", help="Steps of training instead of inference.")] = False,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Timed rounds: 100 on CUDA, 30 on a CPU.")] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Timed rounds: 100 on CUDA; on a CPU 30, or as many as take 50 s, 10 at least."),
+    ] = None,
     warmup: Annotated[int | None, typer.Option(min=0, help="Runs before: 10 on CUDA, 3 on a CPU.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
     budget: Annotated[
         float | None, typer.Option(min=0.1, help="Minutes: what would take longer is left out, and named.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Keep compiled code here; by default it is compiled anew, and thrown away.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
@@ -88,6 +94,7 @@ def bench(
             batch=1 if latency else batch or protocol.batch,
             warmup=protocol.warmup if warmup is None else warmup,
             repeats=repeats or protocol.repeats,
+            seconds=protocol.seconds if repeats is None else None,
         )
         if goals:
             _refuse_with_goals(
@@ -123,7 +130,9 @@ def bench(
 
     interrupted = False
     with _bar() as progress:
-        session = Session(protocol, keep, command=_command(), budget=budget and 60 * budget, progress=progress)
+        session = Session(
+            protocol, keep, command=_command(), budget=budget and 60 * budget, cache=cache, progress=progress
+        )
         try:
             session.measure(families(chosen) if paper or goals else [chosen])
         except KeyboardInterrupt:

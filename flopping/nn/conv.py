@@ -135,8 +135,10 @@ class DepthwiseConv2d(Module):
                 if channels:
                     shares[j].append(y_BHWC.narrow(-1, sum(row[:j]), channels))
         return tuple(
-            x[j] if not parts else parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-            for j, parts in enumerate(shares)
+            [
+                x[j] if not parts else parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+                for j, parts in enumerate(shares)
+            ]
         )
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ class Dropout(Module):
         x = self.in_layout.parts(x, "Dropout", invariant_only=invariant_only)
         if not self.training or not self.p:
             return x
-        return tuple(self._drop(part, d) for part, d in zip(x, self.in_layout.irrep_dims, strict=True))
+        return tuple([self._drop(part, d) for part, d in zip(x, self.in_layout.irrep_dims, strict=True)])
 
     def _drop(self, part: Tensor, d: int) -> Tensor:
         if d == 1:

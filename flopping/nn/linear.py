@@ -78,7 +78,7 @@ class Linear(Module):
 
     def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
         x = self.in_layout.parts(x, "Linear")
-        return tuple(self._block(i, part, invariant_only) for i, part in enumerate(x))
+        return tuple([self._block(i, part, invariant_only) for i, part in enumerate(x)])
 
     def _block(self, i: int, part: Tensor, invariant_only: bool) -> Tensor:
         # a flag that torch.fx traces is the default

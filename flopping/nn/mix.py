@@ -74,7 +74,7 @@ class TokenMix(Module):
         check_tokens(x, self.grid_size, "TokenMix")
         order = self.in_layout.group.order
         weight = {name: w / order if order > 1 else w for name, w in self.weight.items()}
-        return tuple(self._mix(i, x[i], weight) if m else x[i] for i, m in enumerate(self.in_layout.multiplicities))
+        return tuple([self._mix(i, x[i], weight) if m else x[i] for i, m in enumerate(self.in_layout.multiplicities)])
 
     def _mix(self, channel: int, part: Tensor, weight: Mapping[str, Tensor]) -> Tensor:
         folded = self.fold(part.unflatten(1, self.grid_size))

@@ -104,9 +104,9 @@ class Affine(_PerCopy):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Affine")
         irreps = self.in_layout.group.irreps
-        even, *others = (self.alpha[irrep.name] if irrep.name in self.names else None for irrep in irreps)
+        even, *others = [self.alpha[irrep.name] if irrep.name in self.names else None for irrep in irreps]
         shifted = x[0] if even is None else torch.addcmul(self.beta, x[0], even)
-        return shifted, *(part if a is None else part * a for part, a in zip(x[1:], others, strict=True))
+        return shifted, *[part if a is None else part * a for part, a in zip(x[1:], others, strict=True)]
 
 
 class LayerScale(_PerCopy):
@@ -140,7 +140,7 @@ class LayerScale(_PerCopy):
         names = [irrep.name for irrep in self.in_layout.group.irreps]
         # a flag that torch.fx traces is the default
         live = [n for n in self.names if n == names[0]] if invariant_only is True else self.names
-        return tuple(part * self.gamma[n] if n in live else part for part, n in zip(x, names, strict=True))
+        return tuple([part * self.gamma[n] if n in live else part for part, n in zip(x, names, strict=True)])
 
 
 def layer_scale(

@@ -90,8 +90,10 @@ class OrientedBias(_Oriented):
     def forward(self, x: Feature) -> Feature:
         x = self._tokens(x)
         return tuple(
-            part + self.sides[i] * self.bias[name] if name in self.bias else part
-            for i, (name, part) in enumerate(zip(self.names, x, strict=True))
+            [
+                part + self.sides[i] * self.bias[name] if name in self.bias else part
+                for i, (name, part) in enumerate(zip(self.names, x, strict=True))
+            ]
         )
 
 
