@@ -146,8 +146,9 @@ def test_children_end_with_their_caller(tmp_path: Path) -> None:
     script = (
         "from flopping.bench.child import ChildProcess\n"
         f"case = {{'key': 'a', 'model': {network('Telling')!r}, 'setting': {{'mode': 'eager', 'batch': 1}}}}\n"
-        "job = {'threads': 1, 'job': 'time', 'cases': [case], 'warmup': 0, 'repeats': 10**9}\n"
-        "with ChildProcess(job) as child:\n"
+        "with ChildProcess({'threads': 1, 'job': 'time', 'warmup': 0}) as child:\n"
+        "    child.send(case)\n"
+        "    child.send({'go': 10**9, 'seconds': None, 'fewest': 1})\n"
         "    for event in child.events(): pass\n"
     )
     caller = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TELL": str(told)})

@@ -20,7 +20,7 @@ WORKER = "flopping.bench.worker"
 
 
 class ChildProcess:
-    """A worker that gets one job and answers with events, one line of JSON each.
+    """A worker that gets a job, and more to do as it goes on, and answers with events, one line of JSON each.
 
     A keyboard interrupt reaches the caller alone, who decides. The worker ends when the job is done, when the context
     is left, and also when the caller dies: it watches its standard input.
@@ -38,9 +38,13 @@ class ChildProcess:
             text=True,
             start_new_session=True,
         )
+        self.send(job)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Tell it something. If it is dead, `problem` says why."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it died at once; `problem` says why
-            self.process.stdin.write(json.dumps(job) + "\n")
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
     def __enter__(self) -> ChildProcess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -42,6 +42,8 @@ class _State:
     input_size: tuple[int, ...] = ()
     flops: float | None = None
     macs: float | None = None
+    modules: int = 0
+    """How much there is to compile."""
     memory: Memory | None = None
     compile_seconds: float | None = None
     seconds: list[float] = field(default_factory=list)
@@ -117,13 +119,31 @@ class Session:
             for state, problem in zip(group, problems, strict=True):
                 state.problem = problem or state.problem
             self._keep_budget(_alive(group))
-            self._fill_memory(_alive(group))
-            for together in self._that_fit(_alive(group)):
-                self._take_time(together)
+            self._measure_alive(_alive(group))
         except TimeoutError:
             self._stop_children()
             for state in _alive(group):
                 state.problem = f"the time budget was used up after {len(state.seconds)} rounds"
+
+    def _measure_alive(self, states: list[_State]) -> None:
+        """Memory and time. While the memory of some is measured, others are prepared for the timing already."""
+        if not states:
+            return
+        timed: list[_State] = []
+        with self._child({"job": "time"}, states[0].case.setting) as child:
+
+            def prepare(state: _State) -> None:
+                # a GPU belongs to one process at a time, or the peaks of memory would be in each other's way
+                if state.case.setting.device == "cpu" and self._fit([*timed, state]):
+                    timed.append(state)
+                    child.send(_job(state))
+
+            self._fill_memory(states, prepare)
+            if timed and len(timed) == len(_alive(states)):
+                self._take_time(timed, child)
+                return
+        for together in self._that_fit(_alive(states)):
+            self._take_time(together)
 
     def _finish(self, state: _State) -> None:
         state.stage = "done"
@@ -176,7 +196,7 @@ class Session:
                     state.problem = event["problem"]
                 else:
                     state.params, state.input_size = event["params"], tuple(event["input_size"])
-                    state.flops, state.macs = event["flops"], event["macs"]
+                    state.flops, state.macs, state.modules = event["flops"], event["macs"], event["modules"]
             for state in found.values():
                 state.problem = child.problem
 
@@ -193,15 +213,18 @@ class Session:
                     f" {_minutes(max(0.0, left))} of the time budget are left"
                 )
 
-    def _fill_memory(self, states: list[_State]) -> None:
-        """Memory, in a process each. They compile side by side, and leave what they compiled to the timing."""
+    def _fill_memory(self, states: list[_State], filled: Callable[[_State], object]) -> None:
+        """Memory, in a process each. They compile side by side, the largest first, and leave it to the timing."""
         if any(state.case.setting.device != "cpu" for state in states):
             self.side_by_side = 1
         with ThreadPoolExecutor(self.side_by_side) as pool:
-            futures = [pool.submit(self._fill_memory_of, state) for state in states]
+            order = sorted(states, key=lambda state: -state.modules)
+            futures = {pool.submit(self._fill_memory_of, state): state for state in order}
             try:
-                for future in futures:
+                for future in as_completed(futures):
                     future.result()
+                    if futures[future].problem is None:
+                        filled(futures[future])
             except BaseException:
                 for future in futures:
                     future.cancel()
@@ -211,6 +234,8 @@ class Session:
             if self.side_by_side > 1 and state.problem is not None and "memory" in state.problem:
                 state.problem = None
                 self._fill_memory_of(state)
+                if state.problem is None:
+                    filled(state)
 
     def _fill_memory_of(self, state: _State) -> None:
         start = monotonic()
@@ -246,14 +271,21 @@ class Session:
         on_gpu = any(state.case.setting.device != "cpu" for state in states)
         return on_gpu or _needed(states) <= available_memory()  # on a GPU, what doesn't fit becomes a row that says so
 
-    def _take_time(self, states: list[_State]) -> None:
+    def _take_time(self, states: list[_State], prepared: ChildProcess | None = None) -> None:
         """All in turn in one process. If one of them brings it down at the start, it begins again without that one."""
         run = uuid4().hex[:12]
         waiting = list(states)
         while waiting:
             for state in waiting:
                 state.run = run
-            culprit, problem = self._take_time_once(waiting)
+            if prepared is not None:
+                culprit, problem = self._take_time_in(prepared, waiting)
+                prepared = None
+            else:
+                with self._child({"job": "time"}, waiting[0].case.setting) as child:
+                    for state in waiting:
+                        child.send(_job(state))
+                    culprit, problem = self._take_time_in(child, waiting)
             if problem is None:
                 return
             measured = waiting[0].seconds or culprit is None
@@ -261,36 +293,28 @@ class Session:
                 state.problem = state.problem or f"{problem}, after {len(state.seconds)} rounds"
             waiting = _alive(waiting)
 
-    def _take_time_once(self, states: list[_State]) -> tuple[str | None, str | None]:
+    def _take_time_in(self, child: ChildProcess, states: list[_State]) -> tuple[str | None, str | None]:
         """Which network was being prepared when the process died, and why it did."""
         by_key = {state.key: state for state in states}
         preparing = None
         repeats = self._repeats(states)
-        job = {
-            "job": "time",
-            "cases": _jobs(states),
-            "warmup": self.protocol.warmup,
-            "repeats": repeats,
-            "seconds": self.protocol.seconds,
-            "fewest": self.protocol.fewest,
-        }
-        with self._child(job, states[0].case.setting) as child:
-            for event in child.events(self.deadline):
-                if event["event"] == "begin":
-                    preparing = event["key"]
-                    by_key[preparing].stage = "ready"
-                    case = by_key[preparing].case
-                    self._say(f"{case.paper or case.model}: warming up")
-                elif event["event"] == "problem":
-                    by_key[event["key"]].problem = event["problem"]
-                else:
-                    seconds: dict[str, float] = event["seconds"]
-                    for state in _alive(states):
-                        state.seconds.append(seconds[state.key])
-                        state.noise.append(seconds[NOISE])
-                        self.pace.learn_run(state.work, seconds[state.key])
-                    self._say(f"round {len(_alive(states)[0].seconds)} of {repeats}")
-            return preparing, child.problem
+        child.send({"go": repeats, "seconds": self.protocol.seconds, "fewest": self.protocol.fewest})
+        for event in child.events(self.deadline):
+            if event["event"] == "begin":
+                preparing = event["key"]
+                by_key[preparing].stage = "ready"
+                case = by_key[preparing].case
+                self._say(f"{case.paper or case.model}: warming up")
+            elif event["event"] == "problem":
+                by_key[event["key"]].problem = event["problem"]
+            else:
+                seconds: dict[str, float] = event["seconds"]
+                for state in _alive(states):
+                    state.seconds.append(seconds[state.key])
+                    state.noise.append(seconds[NOISE])
+                    self.pace.learn_run(state.work, seconds[state.key])
+                self._say(f"round {len(_alive(states)[0].seconds)} of {repeats}")
+        return preparing, child.problem
 
     def _repeats(self, states: list[_State]) -> int:
         """As many rounds as were asked for, or as the budget allows."""
@@ -316,7 +340,8 @@ class Session:
 
     @contextmanager
     def _child(self, job: Mapping[str, Any], setting: Setting) -> Iterator[ChildProcess]:
-        with ChildProcess({"threads": setting.threads, **job}, self.environment) as child:
+        message = {"threads": setting.threads, "warmup": self.protocol.warmup, **job}
+        with ChildProcess(message, self.environment) as child:
             self.children.add(child)
             try:
                 yield child

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from queue import Queue
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -24,6 +25,8 @@ from flopping.bench.timing import interleave
 from flopping.targets import example_input, load
 
 Emit = Callable[..., None]
+MESSAGES: Queue[dict[str, Any]] = Queue()
+"""What the caller says after the job."""
 NOISE = "noise"
 """Key of the product of two fixed matrices, timed beside the networks: a quiet machine takes the same time always."""
 NOISE_SIZE = 512
@@ -69,9 +72,9 @@ def describe(job: dict[str, Any], emit: Emit) -> None:
 
 
 def take_time(job: dict[str, Any], emit: Emit) -> None:
-    """Run all networks in turn, and tell the seconds of every round."""
+    """Prepare networks as they are named, until told to go. Then run all in turn, and tell each round's seconds."""
     runs: dict[str, Run] = {}
-    for case in job["cases"]:
+    while "go" not in (case := MESSAGES.get()):
         emit("begin", key=case["key"])
         try:
             run, _ = _first_run(case, _setting(case))
@@ -83,10 +86,10 @@ def take_time(job: dict[str, Any], emit: Emit) -> None:
     if runs:
         device = next(iter(runs.values())).device
         functions: dict[str, Callable[[], object]] = {NOISE: _fixed_product(device), **runs}
-        start, limit, fewest = perf_counter(), job["seconds"], job["fewest"]
+        start, limit, fewest = perf_counter(), case["seconds"], case["fewest"]
         interleave(
             functions,
-            job["repeats"],
+            case["go"],
             warmup=0,
             progress=lambda seconds: emit("round", seconds=seconds),
             enough=lambda rounds: limit is not None and rounds >= fewest and perf_counter() - start > limit,
@@ -100,7 +103,11 @@ def _description(target: str, training: bool) -> dict[str, Any]:
     with torch.device("meta"):
         model = load(target)
     size = tuple(_images(model, target, batch=1).shape[1:])
-    described: dict[str, Any] = {"params": sum(p.numel() for p in model.parameters()), "input_size": size}
+    described: dict[str, Any] = {
+        "params": sum(p.numel() for p in model.parameters()),
+        "modules": sum(1 for _ in model.modules()),
+        "input_size": size,
+    }
     try:
         cost = count(model, size, training=training)
         return {**described, "flops": cost.flops, "macs": cost.macs}
@@ -168,7 +175,7 @@ def main() -> None:
         channel.flush()
 
     job = json.loads(sys.stdin.readline())
-    Thread(target=_end_with_caller, daemon=True).start()
+    Thread(target=_listen, daemon=True).start()
     torch.set_num_threads(job["threads"])
     torch._dynamo.config.recompile_limit = 10_000  # networks of one class share code, and this counts for its sake
     torch.manual_seed(0)
@@ -178,8 +185,10 @@ def main() -> None:
         emit("failed", problem=_explain(error))
 
 
-def _end_with_caller() -> None:
-    sys.stdin.read()
+def _listen() -> None:
+    """Take messages, and end when the caller ends."""
+    for line in sys.stdin:
+        MESSAGES.put(json.loads(line))
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
