@@ -46,6 +46,7 @@ bench-models: $(READY) ## time the networks against ordinary ones, and see wheth
 	@$(BIN)/flopping bench --goals
 
 results: $(READY) ## measure what docs/results shows, add it there, and draw the report anew (BUDGET minutes and half an hour)
+	@mkdir -p $(RESULTS)
 	$(BIN)/flopping bench "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S)" -o $(RESULTS)/first.jsonl
 	$(BIN)/flopping bench --goals -o $(RESULTS)/goals.jsonl
 	$(BIN)/flopping bench $(SMALL) --train -o $(RESULTS)/training.jsonl

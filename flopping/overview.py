@@ -44,9 +44,11 @@ class Row:
 
     @property
     def flops_met(self) -> bool | None:
-        """Whether the FLOPs are the paper's at its rounding to 0.1 G, or fewer, or above by a tolerance."""
+        """Whether the FLOPs are the paper's at its rounding to 0.1 G; of others than X, or fewer, or a little more."""
         if self.reported is None:
             return None
+        if self.reported.ordinary == self.reported.name:
+            return round(self.flops / 1e9, 1) == self.reported.flops_g
         return round(self.flops / 1e9, 1) <= self.reported.flops_g or (
             self.flops / 1e9 <= self.reported.flops_g * (1 + TOLERANCE)
         )

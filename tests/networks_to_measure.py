@@ -69,3 +69,37 @@ class Telling(Net):
             with Path(os.environ["TELL"]).open("a") as file:
                 file.write("ran\n")
         return super().forward(x)
+
+
+class Looking(Net):
+    """Looks at numbers, which the meta device doesn't have, while it is built and while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.linspace(0, 1, 3)[1].item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale if float(x.sum()) else x
+
+
+class Counting(Net):
+    """Knows how often it ran, in this process."""
+
+    ran = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_meta:
+            type(self).ran += 1
+            self.ran_for(type(self).ran)
+        return super().forward(x)
+
+    def ran_for(self, times: int) -> None:
+        raise NotImplementedError
+
+
+class Dying(Counting):
+    """Lives through 4 runs of memory, and 2 of preparation and 2 rounds."""
+
+    def ran_for(self, times: int) -> None:
+        if times > 4:
+            os.kill(os.getpid(), signal.SIGILL)

@@ -5,11 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from measurements import ordinary
 from typer.testing import CliRunner
 
-from flopping.bench.records import append
+from flopping.bench.records import append, read
 from flopping.cli import app
-from tests.measurements import ordinary
 
 runner = CliRunner()
 
@@ -29,6 +29,7 @@ runner = CliRunner()
         (["E(ViT-S)", "--train", "--mode", "compiled-frozen"], "can't train"),
         (["--goals", "--batch", "4", "--train"], "leave out --goals or --batch, --train"),
         (["E(ViT-S)", "--repeats", "0"], "Invalid value for '--repeats'"),
+        (["E(ViT-S)", "--format", "latex", "--json"], "--json is --format jsonl, got --format latex too"),
         (["E(ViT-S)", "--format", "pdf"], "'pdf' is not one of"),
     ],
 )
@@ -53,6 +54,14 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> No
         result = runner.invoke(app, ["bench", "E(ViT-S)", "-o", str(out)], env={"COLUMNS": "300"})
         assert result.exit_code == 2
         assert str(out) in result.output
+
+
+def test_a_file_without_a_last_newline_goes_on_with_a_line_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    append(out, [ordinary()])
+    out.write_bytes(out.read_bytes().rstrip())
+    append(out, [ordinary()])
+    assert read(out) == [ordinary(), ordinary()]
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:

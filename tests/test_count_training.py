@@ -82,7 +82,8 @@ def test_layers_add_up(name: str) -> None:
         if path in {"", "blocks"}:
             assert layer.macs == sum(found.macs for found in inner)
     forward = count(model, model.pretrained_cfg["input_size"], batch=2)
-    assert 2 * forward.macs < step.macs < 3 * forward.macs  # thrice, less the gradient of the image
+    unread = 0.1 if name.startswith("convnext_flop") else 0.0  # what is computed in training only
+    assert 2 < step.macs / forward.macs < 3 + unread  # thrice, less the gradient of the image
     assert set(forward.layers) <= set(step.layers)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks_to_measure import Larger, Net
 
 from flopping.bench import memory, plan
 from flopping.bench.child import ChildProcess
@@ -19,7 +20,6 @@ from flopping.bench.measure import Session
 from flopping.bench.plan import Protocol
 from flopping.bench.records import Record, Setting, read
 from flopping.bench.running import Run, is_out_of_memory
-from tests.networks_to_measure import Larger, Net
 
 NETWORKS = Path(__file__).with_name("networks_to_measure.py")
 EAGER = Setting("eager", batch=2)
@@ -46,8 +46,8 @@ PROBLEMS = {
 
 def test_good_and_bad_networks_in_one_run() -> None:
     """Bad ones become rows that say what happened, and the good ones are measured all the same."""
-    found = {name: r for (name, _), r in measured(["Larger", *PROBLEMS, "Unknown"], [EAGER]).items()}
-    assert set(found) == {"Net", "Larger", "Unknown", *PROBLEMS}
+    found = {name: r for (name, _), r in measured(["Larger", *PROBLEMS, "Unknown", "Looking"], [EAGER]).items()}
+    assert set(found) == {"Net", "Larger", "Unknown", "Looking", *PROBLEMS}
     for name, record in found.items():
         assert record.baseline == (None if name == "Net" else network("Net"))
         assert record.command == "flopping bench"
@@ -58,13 +58,17 @@ def test_good_and_bad_networks_in_one_run() -> None:
     for name, problem in PROBLEMS.items():
         assert (found[name].problem or "").startswith(problem)
         assert found[name].seconds == ()
-    for name in ("Net", "Larger", "Unknown"):
-        assert found[name].problem is None
+    assert found["Net"].problem is None
+    for name in ("Net", "Larger", "Unknown", "Looking"):
         assert len(found[name].seconds) == SHORT.repeats
         assert found[name].noise is not None
         assert found[name].run == found["Net"].run
     assert found["Net"].macs == 192 * 4
     assert found["Unknown"].flops is None
+    assert found["Unknown"].problem == (
+        "FLOPs aren't known: ValueError: no rule for the cost of special_bessel_j0 in the network itself (Unknown):"
+        " pass costs={name: FLOPs per number that comes out}"
+    )
     small, large = found["Net"].memory, found["Larger"].memory
     assert small is not None
     assert large is not None
@@ -180,6 +184,45 @@ def test_training_updates_the_weights() -> None:
     assert not torch.equal(model.head.weight, before)
     assert model.head.weight.grad is None
     assert model.training
+
+
+@pytest.mark.parametrize("mode", ["compiled", "compiled-frozen"])
+def test_frozen_weights_are_constants(mode: str) -> None:
+    """What is frozen doesn't notice that a weight changes."""
+    model = Net()
+    run = Run(model, torch.randn(2, 3, 8, 8), Setting(mode, batch=2))
+    run()
+    with torch.no_grad():
+        before = run.called(run.x).clone()
+        model.head.weight.zero_()
+        after = run.called(run.x)
+    assert torch.equal(before, after) == (mode == "compiled-frozen")
+
+
+class Killed(Session):
+    """Interrupted as soon as the memory of a network is being measured."""
+
+    def _say(self, text: str) -> None:
+        if "memory" in text:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_interrupt_while_memory_is_measured() -> None:
+    """Nothing was measured, so nothing is kept: above all no row that puts the blame on the system."""
+    records: list[Record] = []
+    with pytest.raises(KeyboardInterrupt):
+        Killed(SHORT, records.append).measure([plan.cases([network("Net")], [EAGER])])
+    assert records == []
+
+
+def test_a_crash_in_the_rounds_keeps_the_rounds_and_starts_nothing_anew() -> None:
+    """One breaks down in its third round: all keep what they have."""
+    found = measured(["Dying"], [EAGER])
+    problem = found["Dying", EAGER].problem
+    assert problem is not None
+    assert "SIGILL" in problem
+    assert found["Net", EAGER].problem == problem
+    assert len(found["Net", EAGER].seconds) == len(found["Dying", EAGER].seconds) == 2
 
 
 def test_inference_has_no_gradients() -> None:

@@ -1,6 +1,7 @@
 """What is measured: names to networks, their baselines, settings, protocols, goals."""
 
 import pytest
+from measurements import ordinary
 
 from flopping.bench.goals import GOALS, SETTINGS, Verdict, goal_cases, verdicts
 from flopping.bench.pace import Pace
@@ -19,7 +20,6 @@ from flopping.bench.plan import (
 from flopping.bench.records import Setting
 from flopping.models import paper_names
 from flopping.paper import results
-from tests.measurements import ordinary
 
 ONE = [Setting()]
 

@@ -13,7 +13,7 @@ def test_runs_are_interleaved() -> None:
     rounds: list[dict[str, float]] = []
     functions = {name: lambda name=name: calls.append(name) for name in "ab"}
     timings = interleave(functions, repeats=3, warmup=2, progress=rounds.append)
-    assert "".join(calls) == "aabb" + "ab" * 3
+    assert "".join(calls) == "aabb" + "abbaab"  # every other round backwards
     assert all(timings[name].seconds == tuple(seconds[name] for seconds in rounds) for name in "ab")
     assert len(rounds) == 3
 

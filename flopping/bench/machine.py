@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-FLAGS = ("ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "CUDA_VISIBLE_DEVICES")
-"""Variables of the environment that change how fast things are."""
+FLAGS = ("ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_CPU_", "CUDA_VISIBLE", "TORCH_COMPILE", "MALLOC_")
+"""How variables of the environment begin that change how fast things are."""
 PACKAGES = "timm", "flopping"
 
 
@@ -34,14 +34,14 @@ class Machine:
     """Processes that wanted to run when it began, mean over a minute."""
 
 
-def this_machine() -> Machine:
-    """What is known about the machine that this runs on.
+def this_machine(device: str = "cpu") -> Machine:
+    """What is known about the machine that this runs on, and about its GPU if that is the device.
 
     >>> sorted(this_machine().versions)
     ['flopping', 'timm', 'torch']
     """
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    flags = {name: os.environ[name] for name in FLAGS if name in os.environ}
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    flags = {name: value for name, value in sorted(os.environ.items()) if name.startswith(FLAGS)}
     flags["instructions"] = torch.backends.cpu.get_cpu_capability()
     flags["float32 products"] = torch.get_float32_matmul_precision()
     return Machine(

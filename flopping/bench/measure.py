@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from flopping.bench.child import ChildProcess
 from flopping.bench.machine import available_memory, this_machine
-from flopping.bench.pace import Pace
+from flopping.bench.pace import Pace, minutes
 from flopping.bench.plan import Case, Protocol, families
 from flopping.bench.records import Memory, Record, Setting
 from flopping.bench.timing import Timing
@@ -28,6 +28,8 @@ MEMORY_RUNS = 4
 """Runs of a network in the process that measures its memory."""
 MOST_SIDE_BY_SIDE = 4
 """Processes that measure memory, and compile, at one time."""
+TRIALS_PER_START = 4
+"""To start and compile a network takes so many times as long as trying a precision; a guess, until one was compiled."""
 FEWEST_ROUNDS = 5
 """With less time than these would take, a network isn't begun."""
 
@@ -50,6 +52,8 @@ class _State:
     noise: list[float] = field(default_factory=list)
     run: str = ""
     problem: str | None = None
+    remark: str | None = None
+    """What is missing from the figures."""
     stage: str = "new"
     """new, filled (its memory is known), ready (it runs in turn with others), done."""
 
@@ -65,7 +69,8 @@ class Session:
     A keyboard interrupt stops the processes; the rounds measured so far go to `sink` as records that say so, and then
     the interrupt goes on. `budget` is the time in seconds after which nothing new is begun and what runs is cut off.
     Compiled code goes to the folder `cache`, or to one that is empty at first and removed in the end, so that compile
-    times are those of a first time. `progress` gets a text and the seconds that are left, as far as can be told.
+    times are those of a first time. `device` is whose name is recorded. `progress` gets a text and the seconds that are
+    left, as far as can be told.
     """
 
     def __init__(
@@ -76,48 +81,60 @@ class Session:
         command: str = "",
         budget: float | None = None,
         cache: Path | None = None,
+        device: str = "cpu",
         progress: Callable[[str, float], object] | None = None,
     ) -> None:
         self.protocol, self.sink, self.command = protocol, sink, command
         self.progress = progress or (lambda text, left: None)
         self.budget, self.cache = budget, cache
         self.pace = Pace()
-        self.machine = this_machine()
+        self.machine = this_machine(device)
         self.precisions: dict[tuple[str, str], str | None] = {}
         self.children: set[ChildProcess] = set()
         self.side_by_side = min(self.machine.cores, MOST_SIDE_BY_SIDE)
         self.states: list[_State] = []
+        self.stopped = False
 
     def measure(self, groups: Sequence[Sequence[Case]]) -> None:
         """Measure every group; the cases of a group run interleaved, as far as they fit into memory together."""
         self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.deadline = None if self.budget is None else monotonic() + self.budget
         keys = numbers()
-        grouped = [[_State(case, str(next(keys))) for case in group] for group in groups]
+        grouped = [[_State(case, str(next(keys)), run=_new_run()) for case in group] for group in groups]
         self.states = [state for group in grouped for state in group]
         with _compile_cache(self.cache) as self.environment:
+            self._examine(self.states)
             for group in grouped:
                 try:
                     self._measure(group)
+                    for state in group:
+                        self._finish(state)
                 except BaseException as error:
                     self._stop_children()
                     why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"stopped by {error!r}"
                     for state in group:
-                        if state.seconds or state.memory or state.problem:
+                        if state.stage != "done" and (state.seconds or state.memory or state.problem):
                             state.problem = state.problem or f"{why} after {len(state.seconds)} rounds"
                             self._finish(state)
                     raise
-                for state in group:
-                    self._finish(state)
+
+    def _examine(self, states: list[_State]) -> None:
+        """What is known before anything is measured: sizes and work, and which precisions run here."""
+        self._say("trying precisions, counting")
+        with ThreadPoolExecutor(1) as pool:
+            described = pool.submit(self._describe, states)
+            try:
+                problems = [self._try_precision(state.case.setting) for state in states]
+                described.result()
+            except BaseException:
+                self._stop_children()
+                raise
+        for state, problem in zip(states, problems, strict=True):
+            state.problem = problem or state.problem
 
     def _measure(self, group: list[_State]) -> None:
+        self.stopped = False
         try:
-            with ThreadPoolExecutor(1) as pool:
-                described = pool.submit(self._describe, group)
-                problems = [self._try_precision(state.case.setting) for state in group]
-                described.result()
-            for state, problem in zip(group, problems, strict=True):
-                state.problem = problem or state.problem
             self._keep_budget(_alive(group))
             self._measure_alive(_alive(group))
         except TimeoutError:
@@ -163,7 +180,7 @@ class Session:
                 compile_seconds=state.compile_seconds,
                 memory=state.memory,
                 noise=Timing(tuple(state.noise)).spread if state.noise else None,
-                problem=state.problem,
+                problem=state.problem or state.remark,
                 machine=self.machine,
                 command=self.command,
                 time=self.began,
@@ -174,10 +191,12 @@ class Session:
         """Why a precision can't be used here; found out once, by a process that may crash."""
         key = setting.device, setting.dtype
         if key not in self.precisions:
+            start = monotonic()
             trial = Setting("eager", "training", setting.device, setting.dtype, threads=setting.threads)
             with self._child({"job": "try", "setting": asdict(trial)}, trial) as child:
-                list(child.events(self.deadline))
+                list(child.events())
                 problem = child.problem
+            self.pace.guess_start(TRIALS_PER_START * (monotonic() - start))
             if problem is not None:
                 hint = ""
                 if "SIGILL" in problem and setting.device == "cpu":
@@ -187,16 +206,16 @@ class Session:
         return self.precisions[key]
 
     def _describe(self, states: list[_State]) -> None:
-        self._say("trying precisions, counting")
         found = {state.key: state for state in states}
         with self._child({"job": "describe", "cases": _jobs(states)}, states[0].case.setting) as child:
-            for event in child.events(self.deadline):
+            for event in child.events():
                 state = found.pop(event["key"])
                 if event["event"] == "problem":
                     state.problem = event["problem"]
                 else:
                     state.params, state.input_size = event["params"], tuple(event["input_size"])
                     state.flops, state.macs, state.modules = event["flops"], event["macs"], event["modules"]
+                    state.remark = event["remark"]
             for state in found.values():
                 state.problem = child.problem
 
@@ -205,12 +224,16 @@ class Session:
         if self.deadline is None:
             return
         left = self.deadline - monotonic()
-        needed = sum(self._seconds_for(state, FEWEST_ROUNDS) for state in states)
-        if needed > left:
-            for state in states:
-                state.problem = (
-                    f"not measured: it needs about {_minutes(needed)} with what it is compared with, and"
-                    f" {_minutes(max(0.0, left))} of the time budget are left"
+        by_case = {state.case: state for state in states}
+        for family in families(by_case):
+            needed = sum(self._seconds_for(by_case[case], FEWEST_ROUNDS) for case in family)
+            if needed <= left:
+                left -= needed
+                continue
+            for case in family:
+                by_case[case].problem = (
+                    f"not measured: it needs about {minutes(needed)} with what it is compared with, and"
+                    f" {minutes(max(0.0, left))} of the time budget are left"
                 )
 
     def _fill_memory(self, states: list[_State], filled: Callable[[_State], object]) -> None:
@@ -245,7 +268,8 @@ class Session:
             for event in child.events(self.deadline):
                 state.compile_seconds = event["compile_seconds"]
                 state.memory = Memory(**event["memory"]) if event["memory"] else None
-            state.problem = child.problem
+            if not self.stopped:  # or it was we who ended the process
+                state.problem = child.problem
         state.stage = "filled"
         self.pace.learn_start(monotonic() - start)
         self._say("")
@@ -273,7 +297,7 @@ class Session:
 
     def _take_time(self, states: list[_State], prepared: ChildProcess | None = None) -> None:
         """All in turn in one process. If one of them brings it down at the start, it begins again without that one."""
-        run = uuid4().hex[:12]
+        run = _new_run()
         waiting = list(states)
         while waiting:
             for state in waiting:
@@ -288,7 +312,7 @@ class Session:
                     culprit, problem = self._take_time_in(child, waiting)
             if problem is None:
                 return
-            measured = waiting[0].seconds or culprit is None
+            measured = culprit is None or any(state.seconds for state in waiting)
             for state in waiting if measured else [state for state in waiting if state.key == culprit]:
                 state.problem = state.problem or f"{problem}, after {len(state.seconds)} rounds"
             waiting = _alive(waiting)
@@ -307,6 +331,8 @@ class Session:
                 self._say(f"{case.paper or case.model}: warming up")
             elif event["event"] == "problem":
                 by_key[event["key"]].problem = event["problem"]
+            elif event["event"] == "ready":
+                preparing = None
             else:
                 seconds: dict[str, float] = event["seconds"]
                 for state in _alive(states):
@@ -344,11 +370,14 @@ class Session:
         with ChildProcess(message, self.environment) as child:
             self.children.add(child)
             try:
+                if self.stopped:
+                    child.stop()
                 yield child
             finally:
                 self.children.discard(child)
 
     def _stop_children(self) -> None:
+        self.stopped = True
         for child in list(self.children):
             child.stop()
 
@@ -370,13 +399,8 @@ def _needed(states: Sequence[_State]) -> int:
     return 2**30 + sum(state.memory.peak if state.memory else 8 * state.params for state in states)
 
 
-def _minutes(seconds: float) -> str:
-    """A time to read.
-
-    >>> _minutes(42.0), _minutes(150.0)
-    ('42 s', '2.5 min')
-    """
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+def _new_run() -> str:
+    return uuid4().hex[:12]
 
 
 @contextmanager

@@ -15,7 +15,9 @@ MEANING = (
     " throughput over that of X, round by round in the same run, with a 95 % confidence interval; FLOPs X/E is how many"
     " times fewer. Efficiency is speed-up divided by FLOPs X/E: 1 if the clock saves all that the count saves.",
     "Networks of a run take turns. Times are per batch, and IQR is their inter-quartile range; parameters in millions,"
-    " FLOPs (paper's convention) in G per image, peak memory in MB of 10^6 bytes.",
+    " FLOPs (paper's convention) in G per image, peak memory in MB of 10^6 bytes: on a GPU the allocator's, on a CPU"
+    " what a network holds and by how much the resident set grows while it runs. Compile s is from an empty cache, with"
+    " others compiling beside it. The interval covers the noise within a run.",
     "Only ratios within one run are comparable: machines, days and settings differ. The paper's columns are of one"
     " A100-40GB at batch 64, compiled, in mixed precision.",
 )
@@ -36,7 +38,7 @@ def how(rows: Sequence[Row]) -> str:
     rounds = _span([len(r.seconds) for r in records if r.seconds], "{:.0f}")
     if not rounds:
         return "Nothing could be timed."
-    sizes = ", ".join(dict.fromkeys(" x ".join(map(str, r.input_size)) for r in records))
+    sizes = ", ".join(dict.fromkeys(" x ".join(map(str, r.input_size)) for r in records if r.input_size))
     warmup = _span([r.warmup for r in records if r.seconds], "{:.0f}")
     text = f"Medians of {rounds} rounds after {warmup} runs to warm up; input {sizes}."
     if rows[0].setting.task == "training":

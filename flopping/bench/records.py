@@ -45,8 +45,8 @@ class Memory:
     """Bytes at the fullest moment of a run, in a process of its own."""
 
     peak: int
-    """CUDA: of the allocator. CPU: weights, their gradients and the optimiser's state, and by how much the resident set
-    grew beyond them while the network ran."""
+    """CUDA: of the allocator. CPU: weights, images and the optimiser's state, and by how much the resident set grew
+    beyond them while the network ran."""
     resident: int | None
     """CPU: the largest resident set itself, with Python, torch and compiled code in it."""
 
@@ -109,6 +109,8 @@ def append(path: Path, records: Iterable[Record]) -> None:
     text = "".join(f"{to_line(record)}\n" for record in records)
     with path.open("ab", buffering=0) as file:
         size = file.tell()
+        if size and path.read_bytes()[-1:] != b"\n":
+            text = f"\n{text}"
         try:
             written = file.write(text.encode())
             if written != len(text.encode()):

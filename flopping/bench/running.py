@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from errno import ENOMEM
+from typing import Any
 
 import torch
+import torch._inductor.config as inductor
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,6 +36,7 @@ class Run:
         self.x = x.to(device)
         self.called = _compiled(self.model, setting)
         self.autocast = setting.dtype != "float32"
+        self.frozen = setting.mode != "compiled-frozen"
         if self.training:
             self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
             self.scaler = torch.amp.GradScaler(device.type, enabled=setting.dtype == "float16")
@@ -41,8 +45,9 @@ class Run:
         if self.training:
             self._step()
         else:
-            with torch.no_grad(), self._precision():
+            with torch.no_grad(), self._precision(), self._freezing():
                 self.called(self.x)
+            self.frozen = True
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -69,17 +74,24 @@ class Run:
             return nullcontext()
         return torch.autocast(self.device.type, getattr(torch, self.setting.dtype))
 
+    def _freezing(self) -> AbstractContextManager[object]:
+        """For the first run, which compiles. As an option of `torch.compile` it comes too late: tracing asks for it."""
+        return nullcontext() if self.frozen else inductor.patch(freezing=True)
+
 
 def _compiled(model: nn.Module, setting: Setting) -> Callable[[Tensor], Tensor]:
     if setting.mode == "eager":
         return model
-    compiled: Callable[[Tensor], Tensor] = torch.compile(model, options={"freezing": setting.mode == "compiled-frozen"})
+    # without dynamic shapes, which a second network of the same class and another image size would get
+    # and with an option that says whether it is frozen, or one would run the other's code
+    options: dict[str, Any] = {"freezing": setting.mode == "compiled-frozen"}
+    compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False, options=options)
     return compiled
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or a CPU."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or getattr(error, "errno", None) == ENOMEM:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _NO_MEMORY)

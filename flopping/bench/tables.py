@@ -80,7 +80,7 @@ def _reported(path: str) -> Callable[[Row], Any]:
 
 
 COLUMNS = (
-    Column("params M", lambda row: row.record.params / 1e6, digits, media=ON_PAPER),
+    Column("params M", lambda row: row.record.params / 1e6 or None, digits, media=ON_PAPER),
     Column("params M", _reported("reported.params_m"), of_paper=True, media=ON_PAPER),
     Column("im/s", attrgetter("throughput"), digits),
     Column("im/s", _reported("reported_cost.throughput"), "{:.0f}".format, of_paper=True),
@@ -169,7 +169,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def latex(rows: Sequence[Row]) -> str:
     """The same as LaTeX for the package booktabs: a floating table over both columns for each setting."""
-    blocks = ["% \\usepackage{booktabs}"]
+    blocks = ["% \\usepackage[T1]{fontenc}\n% \\usepackage{booktabs}"]
     for group in groups(rows):
         shown = columns(group)
         top, rules, at = ["model"], [], 2

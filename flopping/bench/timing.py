@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -90,7 +90,7 @@ def _levels(share: float) -> torch.Tensor:
 
 
 def interleave(
-    functions: Mapping[str, Callable[[], object]],
+    functions: dict[str, Callable[[], object]],
     repeats: int,
     warmup: int = 3,
     progress: Callable[[dict[str, float]], object] | None = None,
@@ -98,7 +98,8 @@ def interleave(
 ) -> dict[str, Timing]:
     """Run the functions in turn, round after round, and time each run. `progress` gets the seconds of each round.
 
-    `enough` is asked after each round, with the number of rounds so far, whether to leave the others out.
+    Every other round goes backwards, so that none always runs behind the same other. `enough` is asked after each
+    round, with the number of rounds so far, whether to leave the others out.
 
     >>> sorted(interleave({"a": lambda: None, "b": lambda: None}, repeats=5))
     ['a', 'b']
@@ -110,10 +111,10 @@ def interleave(
             function()
     rounds: list[dict[str, float]] = []
     for _ in range(repeats):
-        seconds = {}
-        for name, function in functions.items():
+        seconds = dict.fromkeys(functions, 0.0)
+        for name in reversed(functions) if len(rounds) % 2 else functions:
             start = perf_counter()
-            function()
+            functions[name]()
             seconds[name] = perf_counter() - start
         rounds.append(seconds)
         if progress is not None:

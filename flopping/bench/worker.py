@@ -22,7 +22,7 @@ from flopping.bench.memory import peak
 from flopping.bench.records import Setting
 from flopping.bench.running import Run, is_out_of_memory
 from flopping.bench.timing import interleave
-from flopping.targets import example_input, load
+from flopping.targets import example_input, load, load_without_numbers
 
 Emit = Callable[..., None]
 MESSAGES: Queue[dict[str, Any]] = Queue()
@@ -54,7 +54,9 @@ def fill_memory(job: dict[str, Any], emit: Emit) -> None:
     if setting.device == "cpu":
         _limit_memory(available_memory())
     run, compile_seconds = _first_run(job["case"], setting)
-    memory = peak(run, run.state_bytes, run.device)
+    # on a CPU, frozen weights are copies that lie where neither the network nor the growth of a run shows them
+    hidden = setting.mode == "compiled-frozen" and run.device.type == "cpu"
+    memory = None if hidden else peak(run, run.state_bytes, run.device)
     emit(
         "memory",
         compile_seconds=compile_seconds,
@@ -83,6 +85,7 @@ def take_time(job: dict[str, Any], emit: Emit) -> None:
             runs[case["key"]] = run
         except Exception as error:
             emit("problem", key=case["key"], problem=_explain(error))
+    emit("ready")
     if runs:
         device = next(iter(runs.values())).device
         functions: dict[str, Callable[[], object]] = {NOISE: _fixed_product(device), **runs}
@@ -100,8 +103,7 @@ JOBS = {"try": try_precision, "describe": describe, "memory": fill_memory, "time
 
 
 def _description(target: str, training: bool) -> dict[str, Any]:
-    with torch.device("meta"):
-        model = load(target)
+    model = load_without_numbers(target)
     size = tuple(_images(model, target, batch=1).shape[1:])
     described: dict[str, Any] = {
         "params": sum(p.numel() for p in model.parameters()),
@@ -110,9 +112,9 @@ def _description(target: str, training: bool) -> dict[str, Any]:
     }
     try:
         cost = count(model, size, training=training)
-        return {**described, "flops": cost.flops, "macs": cost.macs}
-    except ValueError:  # an operation without a rule: time it all the same
-        return {**described, "flops": None, "macs": None}
+        return {**described, "flops": cost.flops, "macs": cost.macs, "remark": None}
+    except Exception as error:  # it can be timed all the same
+        return {**described, "flops": None, "macs": None, "remark": f"FLOPs aren't known: {_explain(error)}"}
 
 
 def _first_run(case: dict[str, Any], setting: Setting) -> tuple[Run, float | None]:
@@ -161,7 +163,15 @@ def _limit_memory(available: int) -> None:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (available, hard))
+    limit = available if hard == resource.RLIM_INFINITY else min(available, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _allow_many_networks() -> None:
+    """Networks of one class share their code, and the compiler gives up on code that it compiled too often."""
+    config = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # until torch 2.6
+    setattr(config, name, 10_000)
 
 
 def main() -> None:
@@ -177,9 +187,9 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     Thread(target=_listen, daemon=True).start()
     torch.set_num_threads(job["threads"])
-    torch._dynamo.config.recompile_limit = 10_000  # networks of one class share code, and this counts for its sake
     torch.manual_seed(0)
     try:
+        _allow_many_networks()
         JOBS[job["job"]](job, emit)
     except Exception as error:
         emit("failed", problem=_explain(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ def bench(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
+    form: Annotated[Format | None, typer.Option("--format", help="What to print; a table by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
 ) -> None:
     """Measure throughput or latency, and peak memory, of networks beside their ordinary twins.
@@ -82,12 +83,16 @@ def bench(
     from flopping.bench.plan import cases, check_device, default_device, families, protocol_for, settings
     from flopping.bench.records import append, to_line
 
-    form = Format.jsonl if json else form
     with refusals():
+        if os.name != "posix":
+            raise ValueError("flopping bench needs Linux or macOS: it starts and ends processes as these do")
+        if json and form not in (None, Format.jsonl):
+            raise ValueError(f"--json is --format jsonl, got --format {form.value} too")
+        form = Format.jsonl if json else form or Format.table
         names = _names(models, paper, goals)
         if latency and (train or batch not in (None, 1)):
             raise ValueError(f"--latency is inference with batch 1, got --batch {batch}{' --train' if train else ''}")
-        on = default_device() if device is None else check_device(device)
+        on = "cpu" if goals else default_device() if device is None else check_device(device)
         protocol = protocol_for(on)
         protocol = replace(
             protocol,
@@ -111,9 +116,9 @@ def bench(
             )
             chosen = goal_cases()
         else:
-            dtypes = dtype or [protocol.dtype]
-            threads = threads or usable_cores()
-            chosen = cases(names, settings(mode or ["compiled"], dtypes, on, protocol.batch, threads, train), baseline)
+            modes, dtypes = dict.fromkeys(mode or ["compiled"]), dict.fromkeys(dtype or [protocol.dtype])
+            made = settings(modes, dtypes, on, protocol.batch, threads or usable_cores(), train)
+            chosen = cases(names, made, baseline)
         _check_out(out)
     records: list[Record] = []
     unwritten: list[OSError] = []
@@ -131,7 +136,7 @@ def bench(
     interrupted = False
     with _bar() as progress:
         session = Session(
-            protocol, keep, command=_command(), budget=budget and 60 * budget, cache=cache, progress=progress
+            protocol, keep, command=_command(), budget=budget and 60 * budget, cache=cache, device=on, progress=progress
         )
         try:
             session.measure(families(chosen) if paper or goals else [chosen])
@@ -185,7 +190,14 @@ def _command() -> str:
 @contextmanager
 def _bar() -> Iterator[Callable[[str, float], object]]:
     """A bar on standard error: share of the time, what is being done, minutes left."""
-    columns = BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.description}")
+    columns = (
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.description}", markup=False),
+    )
+    from flopping.bench.pace import minutes
+
     start = monotonic()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0, left="")
@@ -193,7 +205,7 @@ def _bar() -> Iterator[Callable[[str, float], object]]:
         def progress(text: str, left: float) -> None:
             passed = monotonic() - start
             share = passed / (passed + max(left, 1.0))
-            bar.update(task, completed=share, left=f"about {left / 60:.0f} min {left % 60:02.0f} s left")
+            bar.update(task, completed=share, left=f"about {minutes(left)} left")
             if text:
                 bar.update(task, description=text)
 

@@ -102,16 +102,9 @@ def _count(target: str, img_size: int | None, batch: int, train: bool) -> tuple[
     import torch
 
     from flopping.bench.count import count as run
-    from flopping.bench.meta import build
-    from flopping.targets import example_input, load
+    from flopping.targets import example_input, load_without_numbers
 
-    if ":" in target:  # files, and whatever the user's code does with numbers
-        model = load(target, img_size)
-    else:
-        try:
-            model = build(lambda: load(target, img_size))
-        except (NotImplementedError, RuntimeError):  # a constructor that looks at numbers
-            model = load(target, img_size)
+    model = load_without_numbers(target, img_size)
     x = example_input(model, img_size, torch.float32)
     sizes = tuple(x.shape[1:]) if isinstance(x, torch.Tensor) else tuple(tuple(part.shape[1:]) for part in x)
     try:
