@@ -17,6 +17,7 @@ from measurements import RECORD, equivariant, many, ordinary, own
 
 from flopping.bench import drawing, figures
 from flopping.bench.comparison import compare
+from flopping.bench.records import Record
 from flopping.overview import Row as Cost
 from flopping.paper import results
 
@@ -200,3 +201,13 @@ def test_nothing_imports_matplotlib_until_something_is_drawn() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("records", [PAIR, many()[:6], many()], ids=["pair", "some", "many"])
+def test_all_of_the_legend_is_on_the_figure(records: list[Record]) -> None:
+    """Of one panel, which is narrow, and of several."""
+    figure = figures.gain_against_flops(compare(records))
+    assert figure is not None
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1

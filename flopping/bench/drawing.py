@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,11 @@ def legend(
         marks.append(mark(next(iter(kinds.values())), hollow, mfc=BACKGROUND))
     if bound:
         marks.append(mark("_", "bound: ratio of FLOPs", ms=11, mew=1.6))
-    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), handletextpad=0.4, columnspacing=1.6)
+    columns = len(marks)
+    if figure.get_figwidth() < WIDTH and columns > 4:  # two rows, and matplotlib fills columns first
+        columns = -(-columns // 2)
+        marks = [mark for pair in zip_longest(marks[:columns], marks[columns:]) for mark in pair if mark is not None]
+    figure.legend(handles=marks, loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.6)
 
 
 def label(
