@@ -7,19 +7,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import count as numbers
 from pathlib import Path
 from time import monotonic
 from typing import Any
-from uuid import uuid4
 
 from flopping.bench.child import ChildProcess
 from flopping.bench.machine import available_memory, this_machine
 from flopping.bench.pace import Pace, minutes
 from flopping.bench.plan import Case, Protocol, families
 from flopping.bench.records import Memory, Record, Setting
+from flopping.bench.state import State, alive, bytes_needed, job_of, jobs_of, new_run
 from flopping.bench.timing import Timing
 from flopping.bench.worker import NOISE
 
@@ -32,35 +32,6 @@ TRIALS_PER_START = 4
 """To start and compile a network takes so many times as long as trying a precision; a guess, until one was compiled."""
 FEWEST_ROUNDS = 5
 """With less time than these would take, a network isn't begun."""
-
-
-@dataclass
-class _State:
-    """What is known of a case so far."""
-
-    case: Case
-    key: str
-    params: int = 0
-    input_size: tuple[int, ...] = ()
-    flops: float | None = None
-    macs: float | None = None
-    modules: int = 0
-    """How much there is to compile."""
-    memory: Memory | None = None
-    compile_seconds: float | None = None
-    seconds: list[float] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
-    run: str = ""
-    problem: str | None = None
-    remark: str | None = None
-    """What is missing from the figures."""
-    stage: str = "new"
-    """new, filled (its memory is known), ready (it runs in turn with others), done."""
-
-    @property
-    def work(self) -> float:
-        """FLOPs of a batch; where they aren't known, as if each weight were used once."""
-        return self.case.setting.batch * (self.flops or 2.0 * self.params)
 
 
 class Session:
@@ -92,7 +63,7 @@ class Session:
         self.precisions: dict[tuple[str, str], str | None] = {}
         self.children: set[ChildProcess] = set()
         self.side_by_side = min(self.machine.cores, MOST_SIDE_BY_SIDE)
-        self.states: list[_State] = []
+        self.states: list[State] = []
         self.stopped = False
 
     def measure(self, groups: Sequence[Sequence[Case]]) -> None:
@@ -100,7 +71,7 @@ class Session:
         self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.deadline = None if self.budget is None else monotonic() + self.budget
         keys = numbers()
-        grouped = [[_State(case, str(next(keys)), run=_new_run()) for case in group] for group in groups]
+        grouped = [[State(case, str(next(keys)), run=new_run()) for case in group] for group in groups]
         self.states = [state for group in grouped for state in group]
         with _compile_cache(self.cache) as self.environment:
             self._examine(self.states)
@@ -118,7 +89,7 @@ class Session:
                             self._finish(state)
                     raise
 
-    def _examine(self, states: list[_State]) -> None:
+    def _examine(self, states: list[State]) -> None:
         """What is known before anything is measured: sizes and work, and which precisions run here."""
         self._say("trying precisions, counting")
         with ThreadPoolExecutor(1) as pool:
@@ -132,37 +103,37 @@ class Session:
         for state, problem in zip(states, problems, strict=True):
             state.problem = problem or state.problem
 
-    def _measure(self, group: list[_State]) -> None:
+    def _measure(self, group: list[State]) -> None:
         self.stopped = False
         try:
-            self._keep_budget(_alive(group))
-            self._measure_alive(_alive(group))
+            self._keep_budget(alive(group))
+            self._memory_and_time(alive(group))
         except TimeoutError:
             self._stop_children()
-            for state in _alive(group):
+            for state in alive(group):
                 state.problem = f"the time budget was used up after {len(state.seconds)} rounds"
 
-    def _measure_alive(self, states: list[_State]) -> None:
+    def _memory_and_time(self, states: list[State]) -> None:
         """Memory and time. While the memory of some is measured, others are prepared for the timing already."""
         if not states:
             return
-        timed: list[_State] = []
+        timed: list[State] = []
         with self._child({"job": "time"}, states[0].case.setting) as child:
 
-            def prepare(state: _State) -> None:
+            def prepare(state: State) -> None:
                 # a GPU belongs to one process at a time, or the peaks of memory would be in each other's way
                 if state.case.setting.device == "cpu" and self._fit([*timed, state]):
                     timed.append(state)
-                    child.send(_job(state))
+                    child.send(job_of(state))
 
             self._fill_memory(states, prepare)
-            if timed and len(timed) == len(_alive(states)):
+            if timed and len(timed) == len(alive(states)):
                 self._take_time(timed, child)
                 return
-        for together in self._that_fit(_alive(states)):
+        for together in self._that_fit(alive(states)):
             self._take_time(together)
 
-    def _finish(self, state: _State) -> None:
+    def _finish(self, state: State) -> None:
         state.stage = "done"
         self.sink(
             Record(
@@ -205,9 +176,9 @@ class Session:
             self.precisions[key] = problem
         return self.precisions[key]
 
-    def _describe(self, states: list[_State]) -> None:
+    def _describe(self, states: list[State]) -> None:
         found = {state.key: state for state in states}
-        with self._child({"job": "describe", "cases": _jobs(states)}, states[0].case.setting) as child:
+        with self._child({"job": "describe", "cases": jobs_of(states)}, states[0].case.setting) as child:
             for event in child.events():
                 state = found.pop(event["key"])
                 if event["event"] == "problem":
@@ -219,7 +190,7 @@ class Session:
             for state in found.values():
                 state.problem = child.problem
 
-    def _keep_budget(self, states: list[_State]) -> None:
+    def _keep_budget(self, states: list[State]) -> None:
         """Leave out what can't be measured in the time that is left."""
         if self.deadline is None:
             return
@@ -236,7 +207,7 @@ class Session:
                     f" {minutes(max(0.0, left))} of the time budget are left"
                 )
 
-    def _fill_memory(self, states: list[_State], filled: Callable[[_State], object]) -> None:
+    def _fill_memory(self, states: list[State], filled: Callable[[State], object]) -> None:
         """Memory, in a process each. They compile side by side, the largest first, and leave it to the timing."""
         if any(state.case.setting.device != "cpu" for state in states):
             self.side_by_side = 1
@@ -260,10 +231,10 @@ class Session:
                 if state.problem is None:
                     filled(state)
 
-    def _fill_memory_of(self, state: _State) -> None:
+    def _fill_memory_of(self, state: State) -> None:
         start = monotonic()
         self._say(f"{state.case.paper or state.case.model}: compiling, memory")
-        job = {"job": "memory", "case": _job(state), "setting": asdict(state.case.setting)}
+        job = {"job": "memory", "case": job_of(state), "setting": asdict(state.case.setting)}
         with self._child(job, state.case.setting) as child:
             for event in child.events(self.deadline):
                 state.compile_seconds = event["compile_seconds"]
@@ -274,7 +245,7 @@ class Session:
         self.pace.learn_start(monotonic() - start)
         self._say("")
 
-    def _that_fit(self, states: list[_State]) -> Iterator[list[_State]]:
+    def _that_fit(self, states: list[State]) -> Iterator[list[State]]:
         """All together, or family by family where the memory is too small for all."""
         if self._fit(states):
             yield states
@@ -287,17 +258,19 @@ class Session:
                 continue
             for state in together:
                 state.problem = (
-                    f"not timed: with what it is compared with it needs about {_needed(together) / 2**30:.1f} GiB,"
+                    f"not timed: with what it is compared with it needs about {bytes_needed(together) / 2**30:.1f} GiB,"
                     f" {available_memory() / 2**30:.1f} GiB are free"
                 )
 
-    def _fit(self, states: list[_State]) -> bool:
+    def _fit(self, states: list[State]) -> bool:
         on_gpu = any(state.case.setting.device != "cpu" for state in states)
-        return on_gpu or _needed(states) <= available_memory()  # on a GPU, what doesn't fit becomes a row that says so
+        return (
+            on_gpu or bytes_needed(states) <= available_memory()
+        )  # on a GPU, what doesn't fit becomes a row that says so
 
-    def _take_time(self, states: list[_State], prepared: ChildProcess | None = None) -> None:
+    def _take_time(self, states: list[State], prepared: ChildProcess | None = None) -> None:
         """All in turn in one process. If one of them brings it down at the start, it begins again without that one."""
-        run = _new_run()
+        run = new_run()
         waiting = list(states)
         while waiting:
             for state in waiting:
@@ -308,16 +281,16 @@ class Session:
             else:
                 with self._child({"job": "time"}, waiting[0].case.setting) as child:
                     for state in waiting:
-                        child.send(_job(state))
+                        child.send(job_of(state))
                     culprit, problem = self._take_time_in(child, waiting)
             if problem is None:
                 return
             measured = culprit is None or any(state.seconds for state in waiting)
             for state in waiting if measured else [state for state in waiting if state.key == culprit]:
                 state.problem = state.problem or f"{problem}, after {len(state.seconds)} rounds"
-            waiting = _alive(waiting)
+            waiting = alive(waiting)
 
-    def _take_time_in(self, child: ChildProcess, states: list[_State]) -> tuple[str | None, str | None]:
+    def _take_time_in(self, child: ChildProcess, states: list[State]) -> tuple[str | None, str | None]:
         """Which network was being prepared when the process died, and why it did."""
         by_key = {state.key: state for state in states}
         preparing = None
@@ -335,14 +308,14 @@ class Session:
                 preparing = None
             else:
                 seconds: dict[str, float] = event["seconds"]
-                for state in _alive(states):
+                for state in alive(states):
                     state.seconds.append(seconds[state.key])
                     state.noise.append(seconds[NOISE])
                     self.pace.learn_run(state.work, seconds[state.key])
-                self._say(f"round {len(_alive(states)[0].seconds)} of {repeats}")
+                self._say(f"round {len(alive(states)[0].seconds)} of {repeats}")
         return preparing, child.problem
 
-    def _repeats(self, states: list[_State]) -> int:
+    def _repeats(self, states: list[State]) -> int:
         """As many rounds as were asked for, or as the budget allows."""
         if self.deadline is None:
             return self.protocol.repeats
@@ -351,7 +324,7 @@ class Session:
         possible = (self.deadline - monotonic() - prepare) / max(a_round, 1e-9) - self.protocol.warmup
         return max(1, min(self.protocol.repeats, int(0.8 * possible)))
 
-    def _seconds_for(self, state: _State, repeats: int) -> float:
+    def _seconds_for(self, state: State, repeats: int) -> float:
         """What is still to be done for a case, in seconds."""
         run = self.pace.run(state.work)
         rounds = (repeats - len(state.seconds)) * run
@@ -380,27 +353,6 @@ class Session:
         self.stopped = True
         for child in list(self.children):
             child.stop()
-
-
-def _alive(states: Sequence[_State]) -> list[_State]:
-    return [state for state in states if state.problem is None]
-
-
-def _job(state: _State) -> dict[str, Any]:
-    return {"key": state.key, "model": state.case.model, "setting": asdict(state.case.setting)}
-
-
-def _jobs(states: Sequence[_State]) -> list[dict[str, Any]]:
-    return [_job(state) for state in states]
-
-
-def _needed(states: Sequence[_State]) -> int:
-    """Bytes for several networks in one process, of which one runs at a time; every one may keep its peak."""
-    return 2**30 + sum(state.memory.peak if state.memory else 8 * state.params for state in states)
-
-
-def _new_run() -> str:
-    return uuid4().hex[:12]
 
 
 @contextmanager
