@@ -89,7 +89,10 @@ def _load_attribute(target: str) -> nn.Module:
             raise ValueError(f"{where!r} can't be loaded as Python code")
         source = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, source)
-        spec.loader.exec_module(source)
+        try:
+            spec.loader.exec_module(source)
+        except SyntaxError as error:
+            raise ValueError(f"{where!r} can't be loaded as Python code: {error}") from error
     else:
         sys.path.insert(0, os.getcwd())
         try:

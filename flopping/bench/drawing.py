@@ -130,7 +130,7 @@ def legend(
     if hollow is not None:
         marks.append(mark(next(iter(kinds.values())), hollow, mfc=BACKGROUND))
     if bound:
-        marks.append(mark("_", "bound: ratio of FLOPs", ms=11, mew=1.6))
+        marks.append(mark("_", "FLOPs of X over those of E", ms=11, mew=1.6))
     columns = len(marks)
     if figure.get_figwidth() < WIDTH and columns > 4:  # two rows, and matplotlib fills columns first
         columns = -(-columns // 2)

@@ -12,8 +12,9 @@ NOISY = 0.05
 
 MEANING = (
     "X is an ordinary network; E(X), H(X) and I(X) are its equivariant, hybrid and invariant twins. Speed-up is"
-    " throughput over that of X, round by round in the same run, with a 95 % confidence interval; FLOPs X/E is how many"
-    " times fewer. Efficiency is speed-up divided by FLOPs X/E: 1 if the clock saves all that the count saves.",
+    " throughput over that of X, round by round in the same run, so not quite the quotient of the columns, with a 95 %"
+    " confidence interval; FLOPs X/E is how many times fewer. Efficiency is speed-up divided by FLOPs X/E: 1 if the"
+    " clock saves all that the count saves.",
     "Networks of a run take turns. Times are per batch, and IQR is their inter-quartile range; parameters in millions,"
     " FLOPs (paper's convention) in G per image, peak memory in MB of 10^6 bytes: on a GPU the allocator's, on a CPU"
     " what a network holds and by how much the resident set grows while it runs. Compile s is from an empty cache, with"

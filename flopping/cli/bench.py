@@ -91,7 +91,8 @@ def bench(
         form = Format.jsonl if json else form or Format.table
         names = _names(models, paper, goals)
         if latency and (train or batch not in (None, 1)):
-            raise ValueError(f"--latency is inference with batch 1, got --batch {batch}{' --train' if train else ''}")
+            got = "--train" if train else f"--batch {batch}"
+            raise ValueError(f"--latency is inference with batch 1, got {got}")
         on = "cpu" if goals else default_device() if device is None else check_device(device)
         protocol = protocol_for(on)
         protocol = replace(
@@ -179,8 +180,11 @@ def _check_out(out: Path | None) -> None:
     if out is not None:
         if out.exists() and (out.is_dir() or out.stat().st_size):
             read(out)
+        new = not out.exists()
         with out.open("a", encoding="utf-8"):
             pass
+        if new:  # it comes with the first record
+            out.unlink()
 
 
 def _command() -> str:

@@ -52,7 +52,7 @@ def count(
     Examples: flopping count "E(ViT-S)"; flopping count "E(ViT-S)" --train --batch 64; flopping count my_net.py:build
     """
     with refusals():
-        model, counted = _count(target, img_size, batch, train)
+        model, counted, shape = _count(target, img_size, batch, train)
         ordinary = _ordinary_name(target)
         beside = None if ordinary is None else _count(ordinary, img_size, batch, train)[1]
     rows = _rows(model, counted)
@@ -73,7 +73,7 @@ def count(
         return
     step = "A training step" if train else "A forward pass"
     caption = (
-        f"{step}, for one image{f' of {batch}' if batch > 1 else ''}, in millions. FLOPs follow the paper:"
+        f"{step}, for one image{f' of {batch}' if batch > 1 else ''}, of {shape}, in millions. FLOPs follow the paper:"
         " multiply-adds (MACs) and elementwise work. A layer includes those inside it;"
         f" {len(shown)} of {len(rows)} are shown."
     )
@@ -97,8 +97,8 @@ def count(
         )
 
 
-def _count(target: str, img_size: int | None, batch: int, train: bool) -> tuple[nn.Module, Count]:
-    """Load a network without memory for its weights, where that is possible, and count it."""
+def _count(target: str, img_size: int | None, batch: int, train: bool) -> tuple[nn.Module, Count, str]:
+    """Load a network without memory for its weights, where that is possible, and count it, for an input of a shape."""
     import torch
 
     from flopping.bench.count import count as run
@@ -108,7 +108,7 @@ def _count(target: str, img_size: int | None, batch: int, train: bool) -> tuple[
     x = example_input(model, img_size, torch.float32)
     sizes = tuple(x.shape[1:]) if isinstance(x, torch.Tensor) else tuple(tuple(part.shape[1:]) for part in x)
     try:
-        return model, run(model, sizes, batch, training=train)
+        return model, run(model, sizes, batch, training=train), " x ".join(map(str, sizes))
     except (AssertionError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{type(model).__name__} can't be counted for an input of {sizes}: {reason}") from error
