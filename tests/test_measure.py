@@ -58,6 +58,7 @@ def test_good_and_bad_networks_in_one_run() -> None:
     for name, problem in PROBLEMS.items():
         assert (found[name].problem or "").startswith(problem)
         assert found[name].seconds == ()
+        assert found[name].run == found["Endless"].run != ""
     assert found["Net"].problem is None
     for name in ("Net", "Larger", "Unknown", "Looking"):
         assert len(found[name].seconds) == SHORT.repeats

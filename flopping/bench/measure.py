@@ -71,7 +71,10 @@ class Session:
         self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.deadline = None if self.budget is None else monotonic() + self.budget
         keys = numbers()
-        grouped = [[State(case, str(next(keys)), run=new_run()) for case in group] for group in groups]
+        runs = [new_run() for _ in groups]  # also of what is never timed: its memory is compared within its group
+        grouped = [
+            [State(case, str(next(keys)), run=run) for case in group] for run, group in zip(runs, groups, strict=True)
+        ]
         self.states = [state for group in grouped for state in group]
         with _compile_cache(self.cache) as self.environment:
             self._examine(self.states)
