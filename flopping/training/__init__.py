@@ -1,0 +1,1 @@
+"""Training and evaluation: recipes as data, exact resume, one process or many."""
