@@ -18,6 +18,7 @@ from flopping.bench.child import ChildProcess
 from flopping.bench.machine import available_memory, this_machine
 from flopping.bench.pace import Pace, minutes
 from flopping.bench.plan import Case, Protocol, families
+from flopping.bench.probe import probe
 from flopping.bench.records import Memory, Record, Setting
 from flopping.bench.state import State, alive, bytes_needed, job_of, jobs_of, new_run
 from flopping.bench.timing import Timing
@@ -166,16 +167,8 @@ class Session:
         key = setting.device, setting.dtype
         if key not in self.precisions:
             start = monotonic()
-            trial = Setting("eager", "training", setting.device, setting.dtype, threads=setting.threads)
-            with self._child({"job": "try", "setting": asdict(trial)}, trial) as child:
-                list(child.events())
-                problem = child.problem
+            problem = probe(setting, lambda job: self._child(job, setting))
             self.pace.guess_start(TRIALS_PER_START * (monotonic() - start))
-            if problem is not None:
-                hint = ""
-                if "SIGILL" in problem and setting.device == "cpu":
-                    hint = "; with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment it may run"
-                problem = f"{setting.dtype} doesn't run on this machine: {problem}{hint}"
             self.precisions[key] = problem
         return self.precisions[key]
 

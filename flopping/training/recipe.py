@@ -124,6 +124,14 @@ class Recipe:
         if self.augment is not None:
             _check_policy(self.augment)
 
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed in pairs."""
+        return bool(self.mixup or self.cutmix)
+
+    def require_family(self, model: str) -> None:  # replaced by the recipes branch
+        return
+
     def to_yaml(self) -> str:
         """The recipe with all its fields, as `read` takes it."""
         return yaml.safe_dump(_plain(asdict(self)), sort_keys=False, allow_unicode=True)

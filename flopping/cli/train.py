@@ -1,0 +1,134 @@
+"""`flopping train` and `flopping eval`."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flopping.cli.common import app, refusals
+
+INTERRUPTED = 3
+"""The exit code of a run that was asked to stop, and has saved all it knows."""
+
+Data = Annotated[
+    str,
+    typer.Option(
+        help="A folder with train/ and val/ in it, one folder per class; fashion-mnist; or a name that timm knows:"
+        " torch/NAME, hfds/NAME, wds/NAME."
+    ),
+]
+Root = Annotated[str | None, typer.Option(help="Where the data set of that name lies.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:NUMBER, or auto.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes that read images, for each that trains.")]
+
+
+@app.command(context_settings={"allow_interspersed_args": True})
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe by its name (flopping recipes), or a file of yours.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the recipe to change.")
+    ] = None,
+    data: Data = "",
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder of the run.")] = Path("runs/run"),
+    model: Annotated[str, typer.Option(help='A network, as "E(ViT-B)"; by default the recipe\'s.')] = "",
+    root: Root = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder, if there is one.")
+    ] = False,
+    init: Annotated[str | None, typer.Option(help="Weights to start from: a file, a checkpoint, a run.")] = None,
+    new_head: Annotated[bool, typer.Option("--new-head", help="With --init: start with a new classifier.")] = False,
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Images that go through the network together; part of the result.")
+    ] = None,
+    device: Device = "auto",
+    workers: Workers = 2,
+    compile: Annotated[bool, typer.Option(help="Compile the network.")] = True,
+    shard: Annotated[bool, typer.Option("--shard", help="Spread the network over processes (FSDP).")] = False,
+    save_steps: Annotated[int | None, typer.Option(min=1, help="Save after so many steps, too.")] = None,
+    save_minutes: Annotated[float, typer.Option(min=0.0, help="Save after so many minutes, too.")] = 10.0,
+    log_steps: Annotated[int, typer.Option(min=1, help="Steps per line of the log.")] = 10,
+    test_epochs: Annotated[int, typer.Option(min=1, help="Epochs per test.")] = 1,
+    unreadable_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Stop when a larger share of the images can't be read.")
+    ] = 0.01,
+) -> None:
+    """Train a network by a recipe. Under torchrun, on all processes that it starts.
+
+    Every epoch ends with a test and a checkpoint in the run's folder. SIGINT (Ctrl-C) and SIGTERM end the step, save, and
+    end with exit code 3; --resume goes on from there, or from wherever a run was killed, with the same result.
+
+    Examples: flopping train deit3_base --model "E(ViT-B)" --data imagenet/ -o runs/e-vit-b;
+    flopping train deit3_base epochs=100 lr=1e-3 --data imagenet/ -o runs/short --resume;
+    torchrun --nproc-per-node 8 -m flopping train deit3_huge --model "H(ViT-H)" --data imagenet/ -o runs/h --shard
+    """
+    from flopping.training.job import Job, Machine
+    from flopping.training.recipe import load
+    from flopping.training.run import train as run
+    from flopping.training.trainer import InterruptedRunError, StoppedError
+
+    console = Console(stderr=True)
+    with refusals():
+        found = load(recipe).override(changes or [])
+        if not data:
+            raise ValueError("--data says where the images are: a folder with train/ and val/ in it, or fashion-mnist")
+        if not (model or found.model):
+            raise ValueError(f"recipe {recipe!r} is for any network of its family: name one by --model")
+        job = Job(found, model or found.model, data, root, chunk, init, new_head)
+        machine = Machine(
+            device, workers, compile, shard, save_steps, save_minutes, log_steps, test_epochs, 100, unreadable_share
+        )
+        try:
+            result = run(job, machine, output, console, resume=resume)
+        except InterruptedRunError as stop:
+            console.print(f"{stop}. --resume goes on", highlight=False, soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from stop
+        except StoppedError as stop:
+            console.print(f"[red]The run stopped:[/red] {stop}", highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from stop
+        except KeyboardInterrupt as stop:
+            console.print(f"Ended at once; what was saved is in {str(output)!r}", highlight=False, soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from stop
+    if result is not None:
+        typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[str, typer.Argument(help="A run, one of its checkpoints, or a folder that timm's models save.")],
+    data: Data = "",
+    root: Root = None,
+    mirror: Annotated[bool, typer.Option(help="Test mirrored images, too.")] = True,
+    average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 100,
+    device: Device = "auto",
+    workers: Workers = 2,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Test a trained network: accuracy on the test images, and on their mirror images.
+
+    Examples: flopping eval runs/e-vit-b --data imagenet/; flopping eval runs/e-vit-b/last --data imagenet/ --json
+    """
+    from flopping.training.trained import tested
+
+    with refusals():
+        if not data:
+            raise ValueError("--data says where the images are: a folder with val/ in it, or fashion-mnist")
+        found = tested(Path(target), data, root, device, workers, batch, mirror=mirror, average=average)
+    result = found.accuracy
+    if json:
+        typer.echo(json_module.dumps({"checkpoint": str(found.folder), "model": found.model, **result.as_dict()}))
+    else:
+        typer.echo(f"{found.model} ({found.folder}) on {result.images} test images:")
+        typer.echo(f"  top-1 {result.top1:.2f} %, top-5 {result.top5:.2f} %")
+        if result.mirrored_top1 is not None:
+            typer.echo(f"  mirrored: top-1 {result.mirrored_top1:.2f} %; {result.changed} images get another class")
+    if found.unreadable:
+        shown = ", ".join(found.unreadable[:10])
+        more = f" and {len(found.unreadable) - 10} more" if len(found.unreadable) > 10 else ""
+        print(f"{len(found.unreadable)} images could not be read and were left out: {shown}{more}", file=sys.stderr)
+        raise typer.Exit(1)

@@ -1,0 +1,166 @@
+"""One process or many: who is who, sums over all, and networks that are copied to or sharded over processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train together, and the device of this one."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sums of numbers over all processes."""
+        if self.size == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def lists(self, mine: list[int]) -> list[int]:
+        """The numbers of all processes."""
+        if self.size == 1:
+            return mine
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, mine)
+        return [value for part in every for value in part]
+
+    def agree(self, problem: str | None) -> str | None:
+        """A problem that any process has, for all of them; so none waits for one that has stopped."""
+        if self.size == 1:
+            return problem
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, problem)
+        return next((found for found in every if found is not None), None)
+
+    def wait(self) -> None:
+        """Go on once all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def chosen_device(name: str, local_rank: int = 0) -> torch.device:
+    """A device by its name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"no device is called {name!r}: cpu, cuda or cuda:NUMBER") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"networks are trained on cpu or cuda, got {name!r}")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"no CUDA device was found for {name!r}; --device cpu works everywhere")
+        device = torch.device("cuda", local_rank) if device.index is None else device
+    return device
+
+
+@contextmanager
+def world(device_name: str) -> Iterator[World]:
+    """The processes that `torchrun` started, or this one alone."""
+    if "WORLD_SIZE" not in os.environ:
+        yield World(chosen_device(device_name))
+        return
+    device = chosen_device(device_name, int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield World(device, dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks that a network repeats: what lies in a list called `blocks`."""
+    lists = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] == "blocks"]
+    return [block for found in lists for block in found.children()]
+
+
+class Replica:
+    """A network on all processes: alone, copied (DDP), or sharded (FSDP2), and compiled where that is asked for.
+
+    `network` holds the parameters, under their own names in all three cases; `self(images)` runs it for training.
+    """
+
+    def __init__(self, network: nn.Module, world: World, *, shard: bool, compiled: bool) -> None:
+        self.network = network
+        self.sharded = shard
+        self.wrapped: nn.Module = network
+        if compiled:
+            # blocks that are gathered and freed one by one are compiled one by one
+            for part in blocks_of(network) if shard else [network]:
+                part.compile()
+        if shard:
+            self._shard(world)
+        elif world.size > 1:
+            ids = [world.device.index] if world.device.type == "cuda" else None
+            self.wrapped = nn.parallel.DistributedDataParallel(network, device_ids=ids)
+
+    def _shard(self, world: World) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        if world.size == 1:
+            raise ValueError("--shard spreads a network over processes: start them with torchrun")
+        mesh = init_device_mesh(world.device.type, (world.size,))
+        for block in blocks_of(self.network):
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.network, mesh=mesh)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.wrapped(images)
+        return logits
+
+    @contextmanager
+    def gradients(self, exchanged: bool) -> Iterator[None]:
+        """Within it, gradients are summed up here, and exchanged with other processes only if it is said."""
+        if self.sharded:
+            self.network.set_requires_gradient_sync(exchanged)  # type: ignore[operator]
+        if isinstance(self.wrapped, nn.parallel.DistributedDataParallel) and not exchanged:
+            with self.wrapped.no_sync():
+                yield
+        else:
+            yield
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A tensor with all its values, of which each process may hold a part. All processes call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def fill_(target: Tensor, value: Tensor) -> None:
+    """Copy all values into a tensor of which each process may hold a part."""
+    if isinstance(target, DTensor):
+        value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements)
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def whole_state(state: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Copies of whole tensors in the CPU's memory; processes that don't keep them take part and get none."""
+    found = {}
+    for name, tensor in state.items():
+        value = whole_tensor(tensor.detach())
+        if keep:
+            found[name] = value.to("cpu", copy=True)
+    return found

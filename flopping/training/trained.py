@@ -1,0 +1,91 @@
+"""A trained network from its folder, on test images."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data import resolve_model_data_config
+from torch import nn
+
+from flopping.checkpoints.files import read_weights
+from flopping.training.checkpoint import AVERAGE, CONFIG
+from flopping.training.evaluate import Accuracy, accuracy
+from flopping.training.loader import Batch, Normalisation, eval_batches, eval_transform
+from flopping.training.processes import World, chosen_device
+from flopping.training.sources import open_source
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a test found."""
+
+    folder: Path
+    model: str
+    accuracy: Accuracy
+    unreadable: list[str]
+
+
+def checkpoint_folder(path: Path) -> Path:
+    """The folder of a checkpoint: itself, or the best or last one of a run."""
+    for folder in (path, path / "best", path / "last"):
+        if (folder / CONFIG).is_file():
+            return folder
+    if not path.exists():
+        raise ValueError(f"no folder {str(path)!r}: a run, one of its checkpoints, or a saved model of timm")
+    raise ValueError(f"{str(path)!r} holds no checkpoint: neither {CONFIG} nor best/ or last/ with it")
+
+
+def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+    """The network in a checkpoint's folder, and its description."""
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(folder / CONFIG)!r} can't be read: {error}") from error
+    model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=not average)
+    if average:
+        if not (folder / AVERAGE).is_file():
+            raise ValueError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
+        model.load_state_dict(read_weights(folder / AVERAGE))
+    return model, config
+
+
+def tested(
+    path: Path,
+    data: str,
+    root: str | None,
+    device: str,
+    workers: int,
+    batch_size: int,
+    *,
+    mirror: bool,
+    average: bool,
+) -> Tested:
+    """Accuracy of a trained network on the test images of a data set."""
+    folder = checkpoint_folder(path)
+    model, config = load_checkpoint(folder, average=average)
+    here = World(chosen_device(device))
+    model.eval().to(here.device)
+    source = open_source(data, "test", root)
+    classes = config["num_classes"]
+    if len(source.classes) != classes:
+        raise ValueError(
+            f"{str(folder)!r} knows {classes} classes, and {data!r} has {len(source.classes)}: test it on the data it"
+            " was trained for, or train a new classifier (flopping train --init ... --new-head)"
+        )
+    cfg = resolve_model_data_config(model)
+    chans, size = cfg["input_size"][0], cfg["input_size"][1]
+    transform = eval_transform(size, cfg["crop_pct"], cfg["interpolation"], Normalisation(cfg["mean"], cfg["std"]))
+    unreadable: set[int] = set()
+
+    def note(batch: Batch) -> None:
+        unreadable.update(batch.unreadable)
+
+    batches = eval_batches(source, transform, chans, batch_size, workers, here.device.type == "cuda", here)
+    found = accuracy(model, batches, here, nullcontext, dtype=torch.float32, mirror=mirror, each=note)
+    return Tested(folder, config["architecture"], found, [source.where(index) for index in sorted(unreadable)])

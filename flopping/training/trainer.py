@@ -1,0 +1,408 @@
+"""The loop: steps, tests, checkpoints, and every way in which it can end."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+from timm.utils import ModelEmaV3
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from flopping.training.checkpoint import Checkpoint, Keeper
+from flopping.training.evaluate import Accuracy, accuracy
+from flopping.training.job import Job, Machine
+from flopping.training.journal import Journal
+from flopping.training.learning import loss_function, mixing, optimiser, schedule
+from flopping.training.loader import Batch, eval_batches, eval_transform, training_batches, training_transform
+from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
+from flopping.training.optimiser_state import fill_optimiser_, optimiser_state
+from flopping.training.order import Chunks, Order
+from flopping.training.processes import Replica, World, fill_, whole_state
+from flopping.training.randomness import derived, reseed
+from flopping.training.sources import Source
+
+
+class StoppedError(Exception):
+    """A run that ended before its last step, in a way that its owner should know of."""
+
+
+class InterruptedRunError(StoppedError):
+    """A run that was asked to stop, and has saved all it knows."""
+
+
+@dataclass
+class Progress:
+    """Where a run is, and what it has seen on the way."""
+
+    step: int = 0
+    loss_sum: float = 0.0
+    """Of the steps since the last line of the log."""
+    losses: int = 0
+    epoch_loss: float = 0.0
+    """Sum over the steps of the epoch."""
+    images: int = 0
+    """How many images were read."""
+    seconds: float = 0.0
+    """Time spent on training, without tests and checkpoints."""
+
+    def add(self, losses: list[float], images: int, seconds: float) -> None:
+        self.step += len(losses)
+        self.loss_sum += sum(losses)
+        self.losses += len(losses)
+        self.epoch_loss += sum(losses)
+        self.images += images
+        self.seconds += seconds
+
+
+class Trainer:
+    """One run, in one of the processes that take part."""
+
+    def __init__(
+        self, job: Job, machine: Machine, folder: Path, world: World, train: Source, test: Source, console: Console
+    ) -> None:
+        self.job, self.machine, self.folder, self.world, self.console = job, machine, folder, world, console
+        self.recipe = recipe = job.recipe
+        self.train, self.test = train, test
+        assert job.chunk is not None
+        self.order = Order(len(train), recipe.batch_size, job.chunk, recipe.repeats, recipe.seed)
+        self.chunks = Chunks(self.order, world.rank, world.size)
+        self.steps = self.order.steps * recipe.epochs
+        model = build(recipe, job.model, len(train.classes))
+        if job.init is not None:
+            load_weights(model, weights_of(Path(job.init)), repr(job.init), new_head=job.new_head)
+        self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
+        model.to(world.device, self.dtype)
+        self.flip = 0.0 if ignores_mirroring(model) else recipe.flip
+        self.normal = normalisation(recipe, model)
+        self.config = description(model, recipe, self.normal, train.classes)
+        self.average = ModelEmaV3(model, decay=recipe.ema) if recipe.ema is not None else None
+        self.replica = Replica(model, world, shard=machine.shard, compiled=machine.compile)
+        if self.average is not None and machine.shard:
+            Replica(self.average.module, world, shard=True, compiled=False)
+        self.model = model
+        self.optimizer = optimiser(model, recipe)
+        self.schedule = schedule(self.optimizer, recipe, self.order.steps)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "float16")
+        self.mix = mixing(recipe, len(train.classes))
+        self.loss = loss_function(recipe).to(world.device)
+        self.keeper = Keeper(folder)
+        self.progress = Progress()
+        self.unreadable: set[int] = set()
+        self.stop_asked = False
+        self.saved_at = monotonic()
+
+    # -- one step
+
+    def precision(self) -> AbstractContextManager[object]:
+        """The arithmetic of the forward pass."""
+        if self.recipe.precision in ("float32", "float64"):
+            return nullcontext()
+        return torch.autocast(self.world.device.type, getattr(torch, self.recipe.precision))
+
+    def _step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
+        """One step of the optimiser; gives the mean loss of this process."""
+        self.optimizer.zero_grad(set_to_none=True)
+        mine = self.chunks.mine
+        total = torch.zeros((), device=self.world.device, dtype=self.dtype)
+        for chunk in mine:
+            batch = next(batches)
+            self.unreadable.update(batch.unreadable)
+            images = batch.images.to(self.world.device, self.dtype, non_blocking=True)
+            targets = batch.labels.to(self.world.device, non_blocking=True)
+            reseed(derived(self.recipe.seed, "chunk", epoch, step, chunk))  # for mixing and for what is dropped
+            if self.mix is not None:
+                images, targets = self.mix(images, targets)
+            with self.replica.gradients(exchanged=chunk == mine[-1]):
+                with self.precision():
+                    logits = self.replica(images)
+                # the loss in full precision; a mixed target has the precision of the logits
+                logits = logits.to(self.dtype)
+                loss = self.loss(logits, targets.to(self.dtype) if targets.is_floating_point() else targets)
+                self.scaler.scale(loss / len(mine)).backward()
+            total += loss.detach() / len(mine)
+        if self.recipe.clip_grad is not None:
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
+        self.schedule.step_update(self.progress.step)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.average is not None:
+            self.average.update(self.model)
+        return total
+
+    # -- the whole run
+
+    def run(self) -> Accuracy:
+        """Train to the end, from where the run stands, and test."""
+        self.model.train()
+        with (
+            self._signals(),
+            Journal(
+                self.folder, self.console, self.steps, self.progress.step, speaks=self.world.is_main
+            ) as self.journal,
+        ):
+            self._introduce()
+            loader = training_batches(
+                self.train,
+                training_transform(self.recipe, self.normal, self.flip),
+                self.recipe.in_chans,
+                self.chunks,
+                self.machine.workers,
+                self.world.device.type == "cuda",
+            )
+            result = None
+            while self.progress.step < self.steps:
+                result = self._epoch(loader)
+            result = result or self._test()
+            self._list_unreadable()
+        return result
+
+    def _epoch(self, loader: Any) -> Accuracy | None:
+        epoch, first = divmod(self.progress.step, self.order.steps)
+        self.chunks.start_at(epoch, first)
+        batches = iter(loader)
+        # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
+        period = 1 if self.world.device.type == "cpu" else 10
+        losses: list[Tensor] = []
+        started = monotonic()
+        loading = 0.0
+
+        def timed() -> Iterator[Batch]:
+            nonlocal loading
+            while True:
+                before = monotonic()
+                batch = next(batches)
+                loading += monotonic() - before
+                yield batch
+
+        waiting = timed()
+        for step in range(first, self.order.steps):
+            losses.append(self._step(epoch, step, waiting))
+            if len(losses) == period or step + 1 == self.order.steps:
+                numbers = torch.stack(losses).tolist()
+                losses = []
+                now = monotonic()
+                self._look(numbers, now - started, loading)
+                started, loading = now, 0.0
+        return self._end_of_epoch(epoch)
+
+    def _look(self, losses: list[float], seconds: float, loading: float) -> None:
+        """What the last steps gave; whether to log, to save, or to stop."""
+        world, progress = self.world, self.progress
+        save = world.is_main and self._save_is_due(len(losses))
+        *sums, stop, save_all = world.sum([*losses, float(self.stop_asked), float(save)])
+        means = [value / world.size for value in sums]
+        for offset, mean in enumerate(means, 1):
+            if not math.isfinite(mean):
+                raise StoppedError(self._diverged(progress.step + offset, mean))
+        progress.add(means, len(means) * self.order.batch_size, seconds)
+        self._check_readable()
+        speed = len(means) * self.order.batch_size / seconds
+        if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
+            self.journal.write(
+                "step",
+                progress.step,
+                epoch=progress.step / self.order.steps,
+                loss=progress.loss_sum / progress.losses,
+                lr=self.optimizer.param_groups[0]["lr"],
+                images_per_s=speed,
+                waiting=loading / seconds,
+            )
+            progress.loss_sum, progress.losses = 0.0, 0
+        self.journal.progress(progress.step, f"loss {means[-1]:.3f}, {speed:.0f} images/s")
+        if stop:
+            checkpoint = self.save(None)
+            raise InterruptedRunError(
+                f"stopped after step {progress.step} of {self.steps}; all is kept in {str(checkpoint)!r}"
+            )
+        if save_all and progress.step % self.order.steps:
+            self.save(None)
+
+    def _save_is_due(self, steps: int) -> bool:
+        every, step = self.machine.save_steps, self.progress.step
+        if every is not None and (step + steps) // every > step // every:
+            return True
+        return monotonic() - self.saved_at > 60 * self.machine.save_minutes
+
+    def _end_of_epoch(self, epoch: int) -> Accuracy | None:
+        progress = self.progress
+        tested = (epoch + 1) % self.machine.test_epochs == 0 or progress.step == self.steps
+        result = self._test() if tested else None
+        average = self._test_average() if tested and self.average is not None else None
+        loss, progress.epoch_loss = progress.epoch_loss / self.order.steps, 0.0
+        if result is not None:
+            self.journal.write(
+                "epoch",
+                progress.step,
+                epoch=epoch + 1,
+                train_loss=loss,
+                seconds=progress.seconds,
+                **result.as_dict(),
+                **({} if average is None else {f"ema_{name}": value for name, value in average.as_dict().items()}),
+            )
+            speed = progress.images / progress.seconds
+            more = "" if average is None else f" (EMA {average.top1:.2f} %)"
+            self.journal.say(
+                f"epoch {epoch + 1:3d} of {self.recipe.epochs}: loss {loss:.4f}, top-1 {result.top1:.2f} %{more},"
+                f" {speed:.0f} images/s"
+            )
+        self.save(None if result is None else result.top1)
+        return result
+
+    # -- testing
+
+    def _test(self) -> Accuracy:
+        """Accuracy on the test images; with mirrored ones at the end of the run."""
+        self.model.eval()
+        batches = eval_batches(
+            self.test,
+            eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation, self.normal),
+            self.recipe.in_chans,
+            self.machine.test_batch,
+            self.machine.workers,
+            self.world.device.type == "cuda",
+            self.world,
+        )
+        try:
+            return accuracy(
+                self.model,
+                batches,
+                self.world,
+                self.precision,
+                dtype=self.dtype,
+                mirror=self.progress.step == self.steps,
+            )
+        finally:
+            self.model.train()
+
+    def _test_average(self) -> Accuracy:
+        """The same for the averaged weights, which take the place of the others meanwhile: one compiled network."""
+        assert self.average is not None
+        own, other = self.model.state_dict(), self.average.module.state_dict()
+        kept = {name: tensor.clone() for name, tensor in own.items()}
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(other[name])
+            try:
+                return self._test()
+            finally:
+                for name, tensor in own.items():
+                    tensor.copy_(kept[name])
+
+    # -- keeping
+
+    def save(self, score: float | None) -> Path:
+        """A checkpoint; all processes take part, the main one writes."""
+        main = self.world.is_main
+        weights = whole_state(self.model.state_dict(), main)
+        average = None if self.average is None else whole_state(self.average.module.state_dict(), main)
+        state = {
+            "progress": vars(self.progress).copy(),
+            "optimizer": optimiser_state(self.model, self.optimizer, main),
+            "scaler": self.scaler.state_dict(),
+            "unreadable": sorted(set(self.world.lists(sorted(self.unreadable)))),
+        }
+        problem = None
+        path = self.folder
+        if main:
+            try:
+                path = self.keeper.write(self.progress.step, score, self.config, weights, average, state)
+            except OSError as error:
+                problem = str(error.strerror)
+        problem = self.world.agree(problem)
+        if problem is not None:
+            raise StoppedError(f"{problem}. {self._last_good()}Free some space, then resume with --resume")
+        self.saved_at = monotonic()
+        return path
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Stand where a checkpoint was written."""
+        for name, tensor in checkpoint.weights().items():
+            fill_(self.model.state_dict()[name], tensor)
+        average = checkpoint.average()
+        if self.average is not None and average is not None:
+            for name, tensor in average.items():
+                fill_(self.average.module.state_dict()[name], tensor)
+        state = checkpoint.training()
+        self.progress = Progress(**state["progress"])
+        fill_optimiser_(self.model, self.optimizer, state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.unreadable = set(state["unreadable"])
+
+    # -- what can go wrong
+
+    def _last_good(self) -> str:
+        if not self.world.is_main:
+            return ""
+        good, _ = self.keeper.found()
+        return f"The last good checkpoint is {str(good[0].folder)!r}. " if good else "There is no checkpoint yet. "
+
+    def _diverged(self, step: int, loss: float) -> str:
+        hint = f"Try a lower lr (it was {self.recipe.lr:g}), longer warm-up, or clip_grad=1.0"
+        if self.recipe.precision == "float16":
+            hint += ", or precision=bfloat16"
+        return f"the loss is {loss} in step {step}. {self._last_good()}{hint}"
+
+    def _check_readable(self) -> None:
+        bad, seen = len(self.unreadable), min(self.progress.images // self.world.size, len(self.train))
+        if bad > self.machine.unreadable_share * seen and bad > 1:
+            raise StoppedError(
+                f"{bad} of {seen} images can't be read, more than --unreadable-share {self.machine.unreadable_share:g}"
+                f" allows: {self._names(self.unreadable)}. Replace or remove them"
+            )
+
+    def _names(self, indices: set[int], most: int = 10) -> str:
+        shown = [self.train.where(index) for index in sorted(indices)[:most]]
+        return ", ".join(shown) + (f" and {len(indices) - most} more" if len(indices) > most else "")
+
+    def _list_unreadable(self) -> None:
+        every = set(self.world.lists(sorted(self.unreadable)))
+        if every:
+            self.journal.write("unreadable", self.progress.step, files=[self.train.where(i) for i in sorted(every)])
+            self.journal.say(
+                f"[yellow]{len(every)} training images could not be read[/yellow], others came in their place:"
+                f" {self._names(every)}"
+            )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Asked to stop, a run ends the step, saves and ends; asked again, it ends at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.stop_asked:
+                raise KeyboardInterrupt
+            self.stop_asked = True
+            self.journal.say(f"{signal.Signals(number).name}: ending the step and saving; once more to end at once")
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _introduce(self) -> None:
+        recipe, order = self.recipe, self.order
+        parameters = sum(p.numel() for p in self.model.parameters())
+        each = f"{order.chunks} x {order.chunk}" + (f" over {self.world.size} processes" if self.world.size > 1 else "")
+        self.journal.say(
+            f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)} test"
+            f" images of {len(self.train.classes)} classes; {recipe.epochs} epochs of {order.steps} steps; batch"
+            f" {order.batch_size} ({each})"
+        )
+        if recipe.flip and not self.flip:
+            self.journal.say(
+                "Mirroring changes neither loss nor gradients of this network, so images are not mirrored at random."
+            )
+        if self.progress.step:
+            self.journal.say(f"Resumed after step {self.progress.step} of {self.steps}.")
