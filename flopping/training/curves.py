@@ -15,6 +15,8 @@ from flopping.whole import whole
 def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     """A PNG of the loss and the accuracy of runs, given as their events by name."""
     with style():
+        from matplotlib.ticker import MaxNLocator
+
         figure, (loss, top1) = panels(2, 3.2, share=False)
         for (name, events), colour in zip(runs.items(), cycle(COLOURS.values()), strict=False):
             steps = [event for event in events if event["kind"] == "step"]
@@ -37,7 +39,7 @@ def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> 
         loss.set(title="Training loss", xlabel="epoch")
         top1.set(title="Top-1 accuracy, test images", xlabel="epoch", ylabel="%")
         for axes in (loss, top1):
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         top1.legend(loc="lower right")
         content = render(finished(figure), "png")
     with whole(path) as place:

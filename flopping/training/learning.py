@@ -37,13 +37,14 @@ def optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         {"params": [p for n, p in trained if not is_decayed(n, p, spared)], "weight_decay": 0.0},
     ]
     own_clipping: dict[str, Any] = {"max_grad_norm": None} if recipe.optimizer == "lamb" else {}
-    return create_optimizer_v2(
+    made: torch.optim.Optimizer = create_optimizer_v2(
         [group for group in groups if group["params"]],
         opt=recipe.optimizer,
         lr=recipe.lr,
         weight_decay=recipe.weight_decay,
         **own_clipping,
     )
+    return made
 
 
 def schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Scheduler:
@@ -62,7 +63,7 @@ def schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Sc
 
 def mixing(recipe: Recipe, classes: int) -> Mixup | None:
     """Mixup and CutMix, if the recipe has them."""
-    if not recipe.mixup and not recipe.cutmix:
+    if not recipe.mixes:
         return None
     return Mixup(
         mixup_alpha=recipe.mixup,
@@ -74,11 +75,14 @@ def mixing(recipe: Recipe, classes: int) -> Mixup | None:
 
 def loss_function(recipe: Recipe) -> nn.Module:
     """The recipe's loss, for targets as `mixing` makes them."""
+    loss: nn.Module = nn.CrossEntropyLoss()
     if recipe.loss == "bce":
-        return BinaryCrossEntropy(smoothing=recipe.label_smoothing, target_threshold=BCE_THRESHOLD)
-    if recipe.mixup or recipe.cutmix:
-        return SoftTargetCrossEntropy()
-    return LabelSmoothingCrossEntropy(recipe.label_smoothing) if recipe.label_smoothing else nn.CrossEntropyLoss()
+        loss = BinaryCrossEntropy(smoothing=recipe.label_smoothing, target_threshold=BCE_THRESHOLD)
+    elif recipe.mixes:
+        loss = SoftTargetCrossEntropy()
+    elif recipe.label_smoothing:
+        loss = LabelSmoothingCrossEntropy(recipe.label_smoothing)
+    return loss
 
 
 def constant_drop_path(model: nn.Module, rate: float) -> None:

@@ -133,7 +133,7 @@ def training_batches(
     """A loader of the chunks that one process takes."""
     return DataLoader(
         Samples(source, transform, in_chans, training=True),
-        batch_sampler=chunks,  # type: ignore[arg-type]  # torch says lists of int, and takes any key
+        batch_sampler=chunks,
         num_workers=workers,
         collate_fn=collate,
         pin_memory=pin,
@@ -151,7 +151,7 @@ def eval_batches(
     mine = keys[world.rank :: world.size]
     return DataLoader(
         Samples(source, transform, in_chans, training=False),
-        batch_sampler=[mine[start : start + batch_size] for start in range(0, len(mine), batch_size)],  # type: ignore[arg-type]
+        batch_sampler=[mine[start : start + batch_size] for start in range(0, len(mine), batch_size)],
         num_workers=workers,
         collate_fn=collate,
         pin_memory=pin,

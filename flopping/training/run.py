@@ -13,7 +13,7 @@ from flopping.training.evaluate import Accuracy
 from flopping.training.job import RUN, Job, Machine
 from flopping.training.precision import usable_precision
 from flopping.training.processes import World, world
-from flopping.training.sources import matching, open_source
+from flopping.training.sources import open_source, require_same_classes
 from flopping.training.trainer import Trainer
 
 CHUNK = {"cpu": 64, "cuda": 256}
@@ -26,13 +26,13 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
     with world(machine.device) as here:
         kept = _kept(job, folder, resume)
         job = kept or _settled(job, here, console)
-        sources = [open_source(job.data, split, job.root) for split in ("train", "test")]
-        matching(*sources, job.data)
+        images, tests = (open_source(job.data, split, job.root) for split in ("train", "test"))
+        require_same_classes(images, tests, job.data)
         here.wait()
         if here.is_main and kept is None:
             folder.mkdir(parents=True, exist_ok=True)
             job.write(folder)
-        trainer = Trainer(job, machine, folder, here, *sources, console)
+        trainer = Trainer(job, machine, folder, here, images, tests, console)
         if kept is not None:
             _restore(trainer, here, console)
         result = trainer.run()
@@ -59,7 +59,7 @@ def _settled(job: Job, here: World, console: Console) -> Job:
     precision, why = usable_precision(recipe.precision, here.device)
     if why and here.is_main:
         console.print(why, highlight=False)
-    recipe = replace(recipe, precision=precision)
+    recipe = recipe.override([f"precision={precision}"])
     chunk = job.chunk or default_chunk(recipe.batch_size, here.size, CHUNK[here.device.type], recipe.mixes)
     if recipe.mixes and chunk % 2:
         raise ValueError(f"mixup and CutMix mix pairs of images: --chunk is even, got {chunk}")

@@ -44,7 +44,13 @@ class Source(ABC):
 class Arrays(Source):
     """Images that are in memory."""
 
-    def __init__(self, name: str, images: np.ndarray[Any, Any], labels: Sequence[int], classes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        images: np.ndarray[Any, Any],
+        labels: Sequence[int] | np.ndarray[Any, Any],
+        classes: Sequence[str],
+    ) -> None:
         self.name, self.images, self.labels, self.classes = name, images, labels, tuple(classes)
 
     def __len__(self) -> int:
@@ -161,7 +167,7 @@ def _named(data: str, split: str, root: str | None, download: bool) -> Source:
     return Files(found.reader, labels)
 
 
-def matching(train: Source, test: Source, data: str) -> None:
+def require_same_classes(train: Source, test: Source, data: str) -> None:
     """Refuse data whose test images have other classes than the training images."""
     if train.classes != test.classes:
         missing = [name for name in train.classes if name not in test.classes]
