@@ -27,8 +27,8 @@ SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
-demo: $(READY) ## check, count and time an equivariant transformer block beside an ordinary one
-	@$(BIN)/flopping demo
+demo: $(READY) ## train a small transformer and its equivariant twin, and show them mirrored images (minutes)
+	@$(BIN)/flopping demo -o build/demo
 
 test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the small models
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)

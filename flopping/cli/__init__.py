@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,11 +30,15 @@ def main(
 
 
 @app.command()
-def demo() -> None:
-    """Check, count and time an equivariant transformer block beside an ordinary one.
+def demo(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="A folder for the two runs and the picture; what is there is kept.")
+    ] = Path("flopping-demo"),
+) -> None:
+    """Train a small vision transformer and its equivariant twin, then show both of them mirrored images (minutes).
 
-    Example: flopping demo
+    Example: flopping demo -o build/demo
     """
     from flopping.demo import demo as run
 
-    run(Console())
+    run(Console(), output)
