@@ -61,16 +61,17 @@ class Outcome:
         return int((self.seen != self.mirrored).sum())
 
 
-def demo(console: Console, folder: Path, changes: tuple[str, ...] = ()) -> Path | None:
+def demo(console: Console, folder: Path, changes: tuple[str, ...] = (), compiled: bool | None = None) -> Path | None:
     """Train both networks, show them the mirrored test images, and say in plain words what the reader sees."""
     recipe = load(RECIPE).override(changes)
+    if compiled is None:
+        compiled = shutil.which(os.environ.get("CXX", "g++")) is not None
     console.print("[bold]flopping[/bold]: networks that know a mirrored image shows the same thing\n")
     _show_parts(console)
-    compiled = shutil.which(os.environ.get("CXX", "g++")) is not None
     console.print(
         "\nNext, two small vision transformers learn to tell clothes and shoes apart (Fashion-MNIST, 28 x 28 pixels),"
         " the same way, one after the other."
-        + (" Each is compiled first, which takes up to a minute." if compiled else " (No C++ compiler: not compiled.)")
+        + (" Each is compiled first, which takes up to a minute." if compiled else " They are not compiled.")
     )
     outcomes = []
     for name, model in NETWORKS.items():
@@ -111,7 +112,7 @@ def _outcome(name: str, recipe: Recipe, run: Path) -> Outcome:
     model, _ = load_checkpoint(checkpoint_folder(run / "last"))
     model.eval()
     size = (recipe.in_chans, recipe.img_size, recipe.img_size)
-    speeds = [event["images_per_s"] for event in read_log(run) if event["kind"] == "step"]
+    speeds = [event["images_per_s"] for event in read_log(run) if event.get("images_per_s")]
     seen, mirrored = _answers(model, recipe)
     return Outcome(
         name,
@@ -161,8 +162,8 @@ def _explain(console: Console, outcomes: list[Outcome], labels: Tensor, shoes: T
         "\n[bold]What you see.[/bold] Nearly all shoes of this data set face left. The ordinary network has learned"
         f" that shoes do: of mirrored ones it gets {after:.1f} % right instead of {before:.1f} %, and"
         f" {ordinary.changed} of {len(labels)} test images get another class when they are mirrored. The equivariant"
-        f" one gives the same answer to every image and its mirror image ({equivariant.changed} changes), without having"
-        " seen a mirrored image, because it can't do otherwise; and it does so with about half the parameters and FLOPs."
+        f" one gives the same answer to every image and its mirror image ({equivariant.changed} changes), without"
+        " having seen a mirrored image, because it can't do otherwise; and with about half the parameters and FLOPs."
     )
     console.print(
         "\n[bold]Speed.[/bold] Networks as small as these are mostly overhead, so half the FLOPs are not half the time."

@@ -59,8 +59,8 @@ def train(
 ) -> None:
     """Train a network by a recipe. Under torchrun, on all processes that it starts.
 
-    Every epoch ends with a test and a checkpoint in the run's folder. SIGINT (Ctrl-C) and SIGTERM end the step, save, and
-    end with exit code 3; --resume goes on from there, or from wherever a run was killed, with the same result.
+    Every epoch ends with a test and a checkpoint in the run's folder. SIGINT (Ctrl-C) and SIGTERM end the step, save,
+    and end with exit code 3; --resume goes on from there, or from wherever a run was killed, with the same result.
 
     Examples: flopping train deit3_base --model "E(ViT-B)" --data imagenet/ -o runs/e-vit-b;
     flopping train deit3_base epochs=100 lr=1e-3 --data imagenet/ -o runs/short --resume;

@@ -52,16 +52,35 @@ class Progress:
     """Sum over the steps of the epoch."""
     images: int = 0
     """How many images were read."""
-    seconds: float = 0.0
-    """Time spent on training, without tests and checkpoints."""
+    timed_images: int = 0
+    timed_seconds: float = 0.0
+    """Time spent on so many of them: without tests, checkpoints, and the first step of a process, which compiles."""
 
-    def add(self, losses: list[float], images: int, seconds: float) -> None:
+    def add(self, losses: list[float], images: int) -> None:
         self.step += len(losses)
         self.loss_sum += sum(losses)
         self.losses += len(losses)
         self.epoch_loss += sum(losses)
         self.images += images
-        self.seconds += seconds
+
+    @property
+    def speed(self) -> float:
+        """Images per second."""
+        return self.timed_images / self.timed_seconds if self.timed_seconds else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the training so far takes at that speed."""
+        return self.images / self.speed if self.speed else 0.0
+
+
+@dataclass
+class Window:
+    """Time since the last line of the log, and how much of it was spent on waiting for images."""
+
+    images: int = 0
+    seconds: float = 0.0
+    waiting: float = 0.0
 
 
 class Trainer:
@@ -98,7 +117,9 @@ class Trainer:
         self.keeper = Keeper(folder)
         self.progress = Progress()
         self.unreadable: set[int] = set()
-        self.stop_asked = False
+        self.window = Window()
+        self.is_warm = False
+        self.stop_asked = self.stops = False
         self.saved_at = monotonic()
 
     # -- one step
@@ -133,7 +154,7 @@ class Trainer:
         if self.recipe.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
-        self.schedule.step_update(self.progress.step)
+        self.schedule.step_update(epoch * self.order.steps + step)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average is not None:
@@ -194,7 +215,19 @@ class Trainer:
                 now = monotonic()
                 self._look(numbers, now - started, loading)
                 started, loading = now, 0.0
-        return self._end_of_epoch(epoch)
+                if self.stops and step + 1 < self.order.steps:
+                    self._stop()
+        result = self._end_of_epoch(epoch)
+        if self.stops and self.progress.step < self.steps:
+            self._stop()
+        return result
+
+    def _stop(self) -> None:
+        """End the run as it was asked to; the end of an epoch has saved already."""
+        checkpoint = self.save(None) if self.progress.step % self.order.steps else self.keeper.place(self.progress.step)
+        raise InterruptedRunError(
+            f"stopped after step {self.progress.step} of {self.steps}; it is kept in {checkpoint}"
+        )
 
     def _look(self, losses: list[float], seconds: float, loading: float) -> None:
         """What the last steps gave; whether to log, to save, or to stop."""
@@ -205,9 +238,16 @@ class Trainer:
         for offset, mean in enumerate(means, 1):
             if not math.isfinite(mean):
                 raise StoppedError(self._diverged(progress.step + offset, mean))
-        progress.add(means, len(means) * self.order.batch_size, seconds)
+        images = len(means) * self.order.batch_size
+        progress.add(means, images)
+        if self.is_warm:
+            progress.timed_images += images
+            progress.timed_seconds += seconds
+            self.window.images += images
+            self.window.seconds += seconds
+            self.window.waiting += loading
+        self.is_warm = True
         self._check_readable()
-        speed = len(means) * self.order.batch_size / seconds
         if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
             self.journal.write(
                 "step",
@@ -215,17 +255,14 @@ class Trainer:
                 epoch=progress.step / self.order.steps,
                 loss=progress.loss_sum / progress.losses,
                 lr=self.optimizer.param_groups[0]["lr"],
-                images_per_s=speed,
-                waiting=loading / seconds,
+                images_per_s=self.window.images / self.window.seconds if self.window.seconds else None,
+                waiting=self.window.waiting / self.window.seconds if self.window.seconds else None,
             )
             progress.loss_sum, progress.losses = 0.0, 0
-        self.journal.progress(progress.step, f"loss {means[-1]:.3f}, {speed:.0f} images/s")
-        if stop:
-            checkpoint = self.save(None)
-            raise InterruptedRunError(
-                f"stopped after step {progress.step} of {self.steps}; all is kept in {str(checkpoint)!r}"
-            )
-        if save_all and progress.step % self.order.steps:
+            self.window = Window()
+        self.journal.progress(progress.step, f"loss {means[-1]:.3f}, {progress.speed:.0f} images/s")
+        self.stops = bool(stop)
+        if save_all and not stop and progress.step % self.order.steps:
             self.save(None)
 
     def _save_is_due(self, steps: int) -> bool:
@@ -250,11 +287,10 @@ class Trainer:
                 **result.as_dict(),
                 **({} if average is None else {f"ema_{name}": value for name, value in average.as_dict().items()}),
             )
-            speed = progress.images / progress.seconds
             more = "" if average is None else f" (EMA {average.top1:.2f} %)"
             self.journal.say(
                 f"epoch {epoch + 1:3d} of {self.recipe.epochs}: loss {loss:.4f}, top-1 {result.top1:.2f} %{more},"
-                f" {speed:.0f} images/s"
+                f" {progress.speed:.0f} images/s"
             )
         self.save(None if result is None else result.top1)
         return result
