@@ -32,8 +32,10 @@ def row(text: str, name: str) -> list[str]:
 def test_even_channels_stay_and_odd_ones_change_their_sign(shown: tuple[str, Path]) -> None:
     before = re.search(r"  image +even ([+-][\d.]+) +odd ([+-])([\d.]+)", shown[0])
     after = re.search(r"mirrored image +even ([+-][\d.]+) +odd ([+-])([\d.]+)", shown[0])
-    assert before is not None and after is not None
-    assert before[1] == after[1] and before[3] == after[3] and before[2] != after[2]
+    assert before is not None
+    assert after is not None
+    assert (before[1], before[3]) == (after[1], after[3])
+    assert before[2] != after[2]
 
 
 def test_the_equivariant_network_loses_no_image_in_the_mirror(shown: tuple[str, Path]) -> None:
