@@ -207,9 +207,6 @@ class Recipe:
         """Whether images are mixed in pairs."""
         return bool(self.mixup or self.cutmix)
 
-    def require_family(self, model: str) -> None:  # replaced by the recipes branch
-        return
-
     def to_yaml(self) -> str:
         """The recipe with all its fields, as `read` takes it."""
         return dump({name: list(value) if type(value) is tuple else value for name, value in asdict(self).items()})
