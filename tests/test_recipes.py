@@ -142,7 +142,6 @@ def test_headers(name: str) -> None:
     about = recipe.about
     assert about.source
     assert about.cost
-    assert about.expected
     assert text_of(name).startswith("# ")
     words = shlex.split(about.command)
     start = words.index("flopping")
@@ -223,7 +222,7 @@ def test_command_lists_as_json() -> None:
     assert result.exit_code == 0
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row.pop("recipe") for row in found] == names()
-    assert found == [asdict(load(name)) for name in names()]
+    assert found == [json.loads(json.dumps(asdict(load(name)))) for name in names()]  # tuples are lists in JSON
 
 
 def test_command_shows_one_as_it_is_written(tmp_path: Path) -> None:
