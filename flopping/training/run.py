@@ -28,6 +28,8 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
         job = kept or _settled(job, here, console)
         images, tests = (open_source(job.data, split, job.root) for split in ("train", "test"))
         require_same_classes(images, tests, job.data)
+        for note in filter(None, (images.note, tests.note) if here.is_main else ()):
+            console.print(note, highlight=False, soft_wrap=True)
         here.wait()
         if here.is_main and kept is None:
             folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,16 +19,17 @@ from torch.nn.utils import clip_grad_norm_
 
 from flopping.training.checkpoint import Checkpoint, Keeper
 from flopping.training.evaluate import Accuracy, accuracy
+from flopping.training.feeds import eval_batches, training_feed
+from flopping.training.images import Images
 from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
 from flopping.training.learning import loss_function, mixing, optimiser, schedule
-from flopping.training.loader import Batch, eval_batches, eval_transform, training_batches, training_transform
+from flopping.training.loader import Batch, Feed, Preparation, Transform, eval_transform, training_transform
 from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
 from flopping.training.optimiser_state import fill_optimiser_, optimiser_state
 from flopping.training.order import Chunks, Order
 from flopping.training.processes import Replica, World, fill_, whole_state
 from flopping.training.randomness import derived, reseed
-from flopping.training.sources import Source
 
 
 class StoppedError(Exception):
@@ -87,7 +87,7 @@ class Trainer:
     """One run, in one of the processes that take part."""
 
     def __init__(
-        self, job: Job, machine: Machine, folder: Path, world: World, train: Source, test: Source, console: Console
+        self, job: Job, machine: Machine, folder: Path, world: World, train: Images, test: Images, console: Console
     ) -> None:
         self.job, self.machine, self.folder, self.world, self.console = job, machine, folder, world, console
         self.recipe = recipe = job.recipe
@@ -121,6 +121,16 @@ class Trainer:
         self.is_warm = False
         self.stop_asked = self.stops = False
         self.saved_at = monotonic()
+
+    # -- images
+
+    def feed(self) -> Feed:
+        """This process's share of the training images."""
+        transform = training_transform(self.recipe, self.normal, self.flip)
+        return training_feed(self.train, self._preparation(transform), self.chunks, self.machine.workers, self.world)
+
+    def _preparation(self, transform: Transform) -> Preparation:
+        return Preparation(transform, self.recipe.in_chans, self.normal, self.world.device, self.dtype)
 
     # -- one step
 
@@ -173,25 +183,17 @@ class Trainer:
             ) as self.journal,
         ):
             self._introduce()
-            loader = training_batches(
-                self.train,
-                training_transform(self.recipe, self.normal, self.flip),
-                self.recipe.in_chans,
-                self.chunks,
-                self.machine.workers,
-                self.world.device.type == "cuda",
-            )
+            feed = self.feed()
             result = None
             while self.progress.step < self.steps:
-                result = self._epoch(loader)
+                result = self._epoch(feed)
             result = result or self._test()
             self._list_unreadable()
         return result
 
-    def _epoch(self, loader: Any) -> Accuracy | None:
+    def _epoch(self, feed: Feed) -> Accuracy | None:
         epoch, first = divmod(self.progress.step, self.order.steps)
-        self.chunks.start_at(epoch, first)
-        batches = iter(loader)
+        batches = feed.start(epoch, first)
         # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
         period = 1 if self.world.device.type == "cpu" else 10
         losses: list[Tensor] = []
@@ -300,14 +302,9 @@ class Trainer:
     def _test(self) -> Accuracy:
         """Accuracy on the test images; with mirrored ones at the end of the run."""
         self.model.eval()
+        transform = eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
         batches = eval_batches(
-            self.test,
-            eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation, self.normal),
-            self.recipe.in_chans,
-            self.machine.test_batch,
-            self.machine.workers,
-            self.world.device.type == "cuda",
-            self.world,
+            self.test, self._preparation(transform), self.machine.test_batch, self.machine.workers, self.world
         )
         try:
             return accuracy(
