@@ -31,9 +31,7 @@ def open_source(data: str, split: str, root: str | None = None) -> Images:
     """
     kind = f"{data.partition('/')[0]}/"
     if data == EMBEDDED:
-        train = split == "train"
-        found = fashion.embedded(train) if root is None else fashion.from_folder(root, train)
-        return Arrays(f"{data}'s {split} images", found.images, found.labels, found.classes)
+        return fashion_mnist(split, root)
     if data.startswith(tuple(OTHERS)):
         raise ValueError(f"{data!r} is a kind of data that is not read: {OTHERS[kind]}")
     if data.startswith(tuple(NAMED)):
@@ -48,6 +46,13 @@ def open_source(data: str, split: str, root: str | None = None) -> Images:
             " Every class has a folder or a label of its own"
         )
     return images
+
+
+def fashion_mnist(split: str, root: str | None = None) -> Arrays:
+    """The subset in the package, or all images from a folder."""
+    train = split == "train"
+    found = fashion.embedded(train) if root is None else fashion.from_folder(root, train)
+    return Arrays(f"{EMBEDDED}'s {split} images", found.images, found.labels, found.classes)
 
 
 def require_same_classes(train: Images, test: Images, data: str) -> None:
