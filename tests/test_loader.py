@@ -25,6 +25,7 @@ from flopping.training.loader import (
     Transform,
     default_workers,
     eval_transform,
+    stacked,
     training_transform,
 )
 from flopping.training.order import Chunks, Order
@@ -110,9 +111,9 @@ def test_test_images_are_those_of_timms_transforms() -> None:
 
 def test_only_what_random_erasing_touches_travels_as_floats() -> None:
     image = picture(0)
-    assert training_transform(recipe(), NORMAL, 0.5)(image).dtype == torch.uint8
-    assert training_transform(recipe("erase=0.5"), NORMAL, 0.5)(image).dtype == torch.float32
-    assert eval_transform(16, 1.0, "bicubic")(image).dtype == torch.uint8
+    assert stacked([training_transform(recipe(), NORMAL, 0.5)(image)]).dtype == torch.uint8
+    assert stacked([training_transform(recipe("erase=0.5"), NORMAL, 0.5)(image)]).dtype == torch.float32
+    assert stacked([eval_transform(16, 1.0, "bicubic")(image)]).dtype == torch.uint8
 
 
 def test_float64_images_have_the_precision_of_float64() -> None:

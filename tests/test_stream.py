@@ -14,7 +14,15 @@ from pictures import packed, picture, shard, web_dataset
 from torch import Tensor
 
 from flopping.training.feeds import eval_batches, training_feed
-from flopping.training.loader import FILLER, Batch, Normalisation, Preparation, eval_transform, training_transform
+from flopping.training.loader import (
+    FILLER,
+    Batch,
+    Normalisation,
+    Preparation,
+    eval_transform,
+    stacked,
+    training_transform,
+)
 from flopping.training.order import Chunks, Order
 from flopping.training.processes import World
 from flopping.training.recipe import load
@@ -48,8 +56,7 @@ def marks(batches: Iterable[Batch]) -> list[bytes]:
 
 def pixels(seed: int) -> bytes:
     """The same of the picture that the data set has."""
-    image = PLAIN.transform(picture(seed))[None]
-    (batch,) = PLAIN([Batch(image, torch.zeros(1), [])])
+    (batch,) = PLAIN([Batch(stacked([PLAIN.transform(picture(seed))]), torch.zeros(1), [])])
     found: Tensor = batch.images[0]
     return found.numpy().tobytes()
 

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from timm.data import create_transform
+from timm.data.transforms import MaybePILToTensor
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,7 +27,8 @@ from flopping.training.processes import World
 from flopping.training.randomness import reseed
 from flopping.training.recipe import Recipe
 
-Transform = Callable[[Image.Image], Tensor]
+Transformed = Image.Image | Tensor
+Transform = Callable[[Image.Image], Transformed]
 FILLER = -1
 """The class of an image that only fills a batch."""
 FILL = 0
@@ -60,12 +63,12 @@ class Normalisation:
 
 
 def training_transform(recipe: Recipe, normal: Normalisation, flip: float) -> Transform:
-    """The recipe's augmentation, made of timm's pieces.
+    """The recipe's augmentation, made of timm's pieces: an image, to be shifted and scaled together with others.
 
-    It gives bytes, a quarter of what would go from process to process otherwise. Random erasing fills in normalised
-    noise, which bytes can't hold, so with it images are shifted and scaled here.
+    Random erasing fills in noise that a picture can't hold, so with it this gives normalised tensors: a tenth more work
+    for each, and four times the bytes from process to process.
     """
-    transform: Transform = create_transform(
+    transform = create_transform(
         recipe.img_size,
         is_training=True,
         scale=(recipe.crop_scale, 1.0),
@@ -80,13 +83,28 @@ def training_transform(recipe: Recipe, normal: Normalisation, flip: float) -> Tr
         re_mode="pixel",
         normalize=recipe.erase > 0,
     )
-    return transform
+    return _pictures(transform)
 
 
 def eval_transform(img_size: int, crop: float, interpolation: str) -> Transform:
-    """Resize and crop the middle; gives bytes."""
-    transform: Transform = create_transform(img_size, crop_pct=crop, interpolation=interpolation, normalize=False)
-    return transform
+    """Resize and crop the middle."""
+    return _pictures(create_transform(img_size, crop_pct=crop, interpolation=interpolation, normalize=False))
+
+
+def _pictures(transform: Any) -> Transform:
+    """A transform without its last step, a tensor for each image: half of the time that a small one takes."""
+    if isinstance(transform.transforms[-1], MaybePILToTensor):
+        transform.transforms.pop()
+    found: Transform = transform
+    return found
+
+
+def stacked(images: Sequence[Transformed]) -> Tensor:
+    """Transformed images `(B, C, H, W)`: pictures as bytes."""
+    if isinstance(images[0], Tensor):
+        return torch.stack([image for image in images if isinstance(image, Tensor)])
+    pixels = np.stack([np.asarray(image) for image in images])
+    return torch.from_numpy(pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
 class Preparation:
@@ -122,7 +140,7 @@ class Samples(Dataset[Batch]):
         self.source, self.transform, self.mode, self.training = source, transform, mode, training
 
     def __getitem__(self, keys: list[Key]) -> Batch:
-        images: list[Tensor] = []
+        images: list[Transformed] = []
         labels: list[int] = []
         unreadable: list[int] = []
         for index, seed in keys:
@@ -135,7 +153,7 @@ class Samples(Dataset[Batch]):
             reseed(seed)
             images.append(self.transform(image))
             labels.append(label if seed != FILL and (right or self.training) else FILLER)
-        return Batch(torch.stack(images), torch.tensor(labels), unreadable)
+        return Batch(stacked(images), torch.tensor(labels), unreadable)
 
     def _readable(self, index: int, unreadable: list[int]) -> tuple[Image.Image, int, bool] | None:
         """The image at an index or the next that can be read, its class, and whether it is the one that was meant."""

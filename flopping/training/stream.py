@@ -15,10 +15,9 @@ from typing import TypeVar
 
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from flopping.training.loader import FILLER, Batch, Feed, Preparation, loader, nothing
+from flopping.training.loader import FILLER, Batch, Feed, Preparation, Transformed, loader, nothing, stacked
 from flopping.training.order import Chunks
 from flopping.training.pixels import as_pixels
 from flopping.training.processes import World
@@ -30,7 +29,7 @@ BUFFER = 2048
 
 T = TypeVar("T")
 Numbered = tuple[int, Sample]
-Opened = tuple[Tensor, int]
+Opened = tuple[Transformed, int]
 
 
 class Reader(IterableDataset[Batch]):
@@ -198,4 +197,4 @@ def mixed(items: Iterable[T], size: int, random: Random) -> Iterator[T]:
 
 
 def batch_of(images: Sequence[Opened], unreadable: list[int]) -> Batch:
-    return Batch(torch.stack([image for image, _ in images]), torch.tensor([label for _, label in images]), unreadable)
+    return Batch(stacked([image for image, _ in images]), torch.tensor([label for _, label in images]), unreadable)
