@@ -44,7 +44,7 @@ AUGMENTATIONS = {
 
 
 def recipe(*changes: str) -> Recipe:
-    return load("deit3_base").override(["img_size=16", "augment=null", "color_jitter=null", *changes])
+    return load("deit3_base").override(["img_size=16", "augment=null", "color_jitter=null"]).override(changes)
 
 
 def pictures(images: int = 20, classes: int = 4) -> Arrays:
