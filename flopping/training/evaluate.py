@@ -39,6 +39,7 @@ def accuracy(
     *,
     dtype: torch.dtype = torch.float32,
     mirror: bool = False,
+    each: Callable[[Batch], None] = lambda _: None,
 ) -> Accuracy:
     """Count right answers over all processes; images without a class (below 0) only fill a batch."""
     images = right = among = changed = mirrored = 0
@@ -61,6 +62,7 @@ def accuracy(
                     other = forward(x.flip(-1)).argmax(1)
                 mirrored += int((other == labels).sum())
                 changed += int(((other != best[:, 0]) & counted).sum())
+            each(batch)
     sums = world.sum([images, right, among, loss, mirrored, changed])
     total = sums[0]
     if not total:

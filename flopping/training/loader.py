@@ -10,6 +10,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,19 @@ def nothing(problem: str = "") -> Batch:
     return Batch(torch.empty(0), torch.empty(0, dtype=torch.int64), [], problem)
 
 
+class Timed(Iterator[Batch]):
+    """Batches, and how long they were waited for."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.batches, self.seconds = batches, 0.0
+
+    def __next__(self) -> Batch:
+        before = monotonic()
+        batch = next(self.batches)
+        self.seconds += monotonic() - before
+        return batch
+
+
 class Feed(ABC):
     """A process's share of the training images, chunk by chunk."""
 
@@ -230,9 +244,13 @@ def default_workers() -> int:
 
     `torchrun` says how many processes share the machine.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    share = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(0, min(share - 1, MOST_WORKERS))
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _worker_starts(_: int) -> None:

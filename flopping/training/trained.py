@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,14 +82,12 @@ def tested(
     preparation = Preparation(transform, chans, normal, here.device, torch.float32)
     unreadable: set[int] = set()
 
-    def named(batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            unreadable.update(batch.unreadable)
-            batch.labels = labels[batch.labels]
-            yield batch
+    def note(batch: Batch) -> None:
+        unreadable.update(batch.unreadable)
 
     batches = eval_batches(source, preparation, batch_size, workers, here)
-    found = accuracy(model, named(batches), here, nullcontext, dtype=torch.float32, mirror=mirror)
+    named = (Batch(batch.images, labels[batch.labels], batch.unreadable) for batch in batches)
+    found = accuracy(model, named, here, nullcontext, dtype=torch.float32, mirror=mirror, each=note)
     return Tested(folder, config["architecture"], found, [source.where(index) for index in sorted(unreadable)])
 
 

@@ -24,7 +24,7 @@ from flopping.training.images import Images
 from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
 from flopping.training.learning import loss_function, mixing, optimiser, schedule
-from flopping.training.loader import Batch, Feed, Preparation, Transform, eval_transform, training_transform
+from flopping.training.loader import Batch, Feed, Preparation, Timed, Transform, eval_transform, training_transform
 from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
 from flopping.training.optimiser_state import fill_optimiser_, optimiser_state
 from flopping.training.order import Chunks, Order
@@ -140,7 +140,7 @@ class Trainer:
             return nullcontext()
         return torch.autocast(self.world.device.type, getattr(torch, self.recipe.precision))
 
-    def _step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
+    def step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
         """One step of the optimiser; gives the mean loss of this process."""
         self.optimizer.zero_grad(set_to_none=True)
         mine = self.chunks.mine
@@ -193,30 +193,19 @@ class Trainer:
 
     def _epoch(self, feed: Feed) -> Accuracy | None:
         epoch, first = divmod(self.progress.step, self.order.steps)
-        batches = feed.start(epoch, first)
+        batches = Timed(feed.start(epoch, first))
         # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
         period = 1 if self.world.device.type == "cpu" else 10
         losses: list[Tensor] = []
         started = monotonic()
-        loading = 0.0
-
-        def timed() -> Iterator[Batch]:
-            nonlocal loading
-            while True:
-                before = monotonic()
-                batch = next(batches)
-                loading += monotonic() - before
-                yield batch
-
-        waiting = timed()
         for step in range(first, self.order.steps):
-            losses.append(self._step(epoch, step, waiting))
+            losses.append(self.step(epoch, step, batches))
             if len(losses) == period or step + 1 == self.order.steps:
                 numbers = torch.stack(losses).tolist()
                 losses = []
                 now = monotonic()
-                self._look(numbers, now - started, loading)
-                started, loading = now, 0.0
+                self._look(numbers, now - started, batches.seconds)
+                started, batches.seconds = now, 0.0
                 if self.stops and step + 1 < self.order.steps:
                     self._stop()
         result = self._end_of_epoch(epoch)
