@@ -21,6 +21,7 @@ from flopping.training.processes import World
 from flopping.training.randomness import reseed
 from flopping.training.recipe import Recipe
 from flopping.training.sources import Source
+from flopping.training.stops import UnreadableError
 
 Transform = Callable[[Image.Image], Tensor]
 FILLER = -1
@@ -111,7 +112,7 @@ class Samples(Dataset[tuple[Tensor, int, list[int]]]):
             reseed(seed)
             counts = seed != FILL and (self.training or not unreadable)
             return self.transform(image), label if counts else FILLER, unreadable
-        raise ValueError(
+        raise UnreadableError(
             f"{TRIES} images in a row can't be read, from {self.source.where(index)} on: are these images?"
         )
 
@@ -122,9 +123,9 @@ def collate(samples: Sequence[tuple[Tensor, int, list[int]]]) -> Batch:
 
 
 def _worker_starts(_: int) -> None:
-    """A keyboard interrupt goes to all processes of a terminal; the one that trains decides what it means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Terminals, torchrun and batch systems signal all processes at once; the one that trains decides what it means."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def training_batches(
