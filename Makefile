@@ -27,8 +27,8 @@ SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
-demo: $(READY) ## check, count and time an equivariant transformer block beside an ordinary one
-	@$(BIN)/flopping demo
+demo: $(READY) ## train a small transformer and its equivariant twin, and show them mirrored images (minutes)
+	@$(BIN)/flopping demo -o build/demo
 
 test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the small models
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
@@ -38,8 +38,8 @@ timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (h
 	$(TIMM_PYTEST) --durations 10
 
 lint: $(READY) ## check style (ruff) and types (mypy)
-	$(BIN)/ruff check --quiet flopping tests examples
-	$(BIN)/ruff format --quiet --check flopping tests examples
+	$(BIN)/ruff check --quiet flopping tests examples tools
+	$(BIN)/ruff format --quiet --check flopping tests examples tools
 	$(BIN)/mypy
 
 bench-models: $(READY) ## time the networks against ordinary ones, and see whether the goals are met (minutes)
@@ -80,7 +80,7 @@ $(TIMM_TESTS): $(READY)
 
 clean: ## remove .venv, caches and built files
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find flopping tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find flopping tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' || { \

@@ -1,14 +1,10 @@
-"""Single layers side by side, and the demo; nothing here depends on how fast the machine is."""
-
-import io
-import re
+"""Single layers side by side; nothing here depends on how fast the machine is."""
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
-from flopping import demo, flop
+from flopping import flop
 from flopping.bench import layers
 from flopping.cli import app
 
@@ -35,23 +31,6 @@ def test_building_is_measured_on_both_sides() -> None:
 def test_a_missed_goal_is_shown_as_missed() -> None:
     assert layers.Result("x", "eager", 1.0, 1.0, 1.7, 1.8).met is False
     assert layers.Result("x", "eager", 1.0, 1.0, 1.9, 1.8).met is True
-
-
-def test_demo_tells_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real demo at a smaller size, not compiled."""
-    monkeypatch.setattr(demo, "WIDTH", 96)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    out = io.StringIO()
-    demo.demo(Console(file=out, width=100), repeats=2)
-    text = " ".join(out.getvalue().split())
-    assert "not compiled" in text
-    assert "multiply-adds (G)" in text
-    assert "What you see." in text
-    assert "is equivariant if a mirrored input gives the mirrored output" in text
-    # half of the linear layers and all of attention is what the counter found
-    share, ratio = re.search(r"as before: ([\d.]+)% of .* make ([\d.]+), not 0\.500", text).groups()
-    assert f"{ratio} │" in text
-    assert 0.5 + float(share) / 200 == pytest.approx(float(ratio), abs=1e-3)
 
 
 def test_table_of_layers_says_what_its_columns_mean(monkeypatch: pytest.MonkeyPatch) -> None:

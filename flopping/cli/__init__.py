@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from flopping.cli import bench, bench_layers, convert, count, models, report, train, verify
+from flopping.cli import bench, bench_layers, convert, count, models, recipes, report, train, verify
 from flopping.cli.common import app
 
-__all__ = ["app", "bench", "bench_layers", "convert", "count", "models", "report", "train", "verify"]
+__all__ = ["app", "bench", "bench_layers", "convert", "count", "models", "recipes", "report", "train", "verify"]
 
 
 def _version(wanted: bool) -> None:
@@ -29,11 +30,15 @@ def main(
 
 
 @app.command()
-def demo() -> None:
-    """Check, count and time an equivariant transformer block beside an ordinary one.
+def demo(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="A folder for the two runs and the picture; what is there is kept.")
+    ] = Path("flopping-demo"),
+) -> None:
+    """Train a small vision transformer and its equivariant twin, then show both of them mirrored images (minutes).
 
-    Example: flopping demo
+    Example: flopping demo -o build/demo
     """
     from flopping.demo import demo as run
 
-    run(Console())
+    run(Console(), output)

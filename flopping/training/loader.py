@@ -5,9 +5,11 @@ B batch, C channels, H height, W width.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flopping.training.augment import mended
 from flopping.training.order import Chunks, Key
 from flopping.training.processes import World
 from flopping.training.randomness import reseed
@@ -69,7 +72,7 @@ def training_transform(recipe: Recipe, normal: Normalisation, flip: float) -> Tr
         re_prob=recipe.erase,
         re_mode="pixel",
     )
-    return transform
+    return mended(transform)  # type: ignore[no-any-return]
 
 
 def eval_transform(img_size: int, crop: float, interpolation: str, normal: Normalisation) -> Transform:
@@ -123,9 +126,21 @@ def collate(samples: Sequence[tuple[Tensor, int, list[int]]]) -> Batch:
 
 
 def _worker_starts(_: int) -> None:
-    """Terminals, torchrun and batch systems signal all processes at once; the one that trains decides what it means."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Terminals, torchrun and batch systems signal all processes at once; the one that trains decides what it means.
+
+    It ends those that read images by SIGTERM, if need be, so they take that from nobody else.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Thread(target=_end_if_told_by, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_if_told_by(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 def training_batches(

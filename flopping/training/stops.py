@@ -29,10 +29,14 @@ class UnreadableError(StoppedError):
 
 
 class Signals:
-    """Asked to stop by SIGINT or SIGTERM, a run ends its step, saves and ends; asked again, it ends at once."""
+    """Asked to stop by SIGINT or SIGTERM, a run ends its step, saves and ends; asked again, it ends at once.
 
-    def __init__(self, *, speaks: bool) -> None:
-        self.speaks = speaks
+    A launcher as `torchrun` may pass on a signal that a process has got already, and kills those that take too long:
+    under it, to be asked twice means the same as once.
+    """
+
+    def __init__(self, *, speaks: bool, launched: bool) -> None:
+        self.speaks, self.launched = speaks, launched
         self.asked = False
 
     def __enter__(self) -> Signals:
@@ -49,11 +53,13 @@ class Signals:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.process:  # a process that is about to become one that reads images
             return
+        if self.asked and self.launched:
+            return
         if self.asked:
             for every in self.before:
                 signal.signal(every, signal.SIG_DFL)
             raise KeyboardInterrupt
         self.asked = True
         if self.speaks:  # a plain write, because the signal may have come in the middle of a buffered one
-            text = f"\n{signal.Signals(number).name}: ending the step and saving; once more to end at once\n"
-            os.write(2, text.encode())
+            again = "" if self.launched else "; once more to end at once"
+            os.write(2, f"\n{signal.Signals(number).name}: ending the step and saving{again}\n".encode())

@@ -48,16 +48,35 @@ class Progress:
     """Sum over the steps of the epoch."""
     images: int = 0
     """How many images were read."""
-    seconds: float = 0.0
-    """Time spent on training, without tests and checkpoints."""
+    timed_images: int = 0
+    timed_seconds: float = 0.0
+    """Time spent on so many of them: without tests, checkpoints, and the first step of a process, which compiles."""
 
-    def add(self, losses: list[float], images: int, seconds: float) -> None:
+    def add(self, losses: list[float], images: int) -> None:
         self.step += len(losses)
         self.loss_sum += sum(losses)
         self.losses += len(losses)
         self.epoch_loss += sum(losses)
         self.images += images
-        self.seconds += seconds
+
+    @property
+    def speed(self) -> float:
+        """Images per second."""
+        return self.timed_images / self.timed_seconds if self.timed_seconds else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the training so far takes at that speed."""
+        return self.images / self.speed if self.speed else 0.0
+
+
+@dataclass
+class Window:
+    """Time since the last line of the log, and how much of it was spent on waiting for images."""
+
+    images: int = 0
+    seconds: float = 0.0
+    waiting: float = 0.0
 
 
 class Trainer:
@@ -95,10 +114,12 @@ class Trainer:
         self.progress = Progress()
         self.unreadable: set[int] = set()
         """Training images that could not be read, in any process."""
-        self.unreadable_here: set[int] = set()
+        self.found_unreadable: set[int] = set()
         """Those that only this process knows of yet."""
         self.unreadable_tests: set[int] = set()
-        self.signals = Signals(speaks=world.is_main)
+        self.signals = Signals(speaks=world.is_main, launched=world.size > 1)
+        self.window = Window()
+        self.is_warm = False
         self.saved_at = monotonic()
 
     # -- one step
@@ -116,7 +137,7 @@ class Trainer:
         total = torch.zeros((), device=self.world.device, dtype=self.dtype)
         for chunk in mine:
             batch = next(batches)
-            self.unreadable_here.update(batch.unreadable)
+            self.found_unreadable.update(batch.unreadable)
             images = batch.images.to(self.world.device, self.dtype, non_blocking=True)
             targets = batch.labels.to(self.world.device, non_blocking=True)
             reseed(derived(self.recipe.seed, "chunk", epoch, step, chunk))  # for mixing and for what is dropped
@@ -133,7 +154,7 @@ class Trainer:
         if self.recipe.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
-        self.schedule.step_update(self.progress.step)
+        self.schedule.step_update(epoch * self.order.steps + step)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average is not None:
@@ -203,16 +224,23 @@ class Trainer:
         world, progress = self.world, self.progress
         save = world.is_main and self._save_is_due(len(losses))
         *sums, bad, stop, save_all = world.sum(
-            [*losses, float(len(self.unreadable_here)), float(self.signals.asked), float(save)]
+            [*losses, float(len(self.found_unreadable)), float(self.signals.asked), float(save)]
         )
         means = [value / world.size for value in sums]
         for offset, mean in enumerate(means, 1):
             if not math.isfinite(mean):
                 raise StoppedError(self._diverged(f"the loss is {mean} in step {progress.step + offset}"))
-        progress.add(means, len(means) * self.order.batch_size, seconds)
+        images = len(means) * self.order.batch_size
+        progress.add(means, images)
+        if self.is_warm:
+            progress.timed_images += images
+            progress.timed_seconds += seconds
+            self.window.images += images
+            self.window.seconds += seconds
+            self.window.waiting += loading
+        self.is_warm = True
         if bad:
-            self._note_unreadable()
-        speed = len(means) * self.order.batch_size / seconds
+            self._share_unreadable()
         if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
             self.journal.write(
                 "step",
@@ -220,11 +248,12 @@ class Trainer:
                 epoch=progress.step / self.order.steps,
                 loss=progress.loss_sum / progress.losses,
                 lr=self.optimizer.param_groups[0]["lr"],
-                images_per_s=speed,
-                waiting=loading / seconds,
+                images_per_s=self.window.images / self.window.seconds if self.window.seconds else None,
+                waiting=self.window.waiting / self.window.seconds if self.window.seconds else None,
             )
             progress.loss_sum, progress.losses = 0.0, 0
-        self.journal.progress(progress.step, f"loss {means[-1]:.3f}, {speed:.0f} images/s")
+            self.window = Window()
+        self.journal.progress(progress.step, f"loss {means[-1]:.3f}, {progress.speed:.0f} images/s")
         if stop:
             raise self._interrupted(self.save(None))
         if save_all and progress.step % self.order.steps:
@@ -253,11 +282,10 @@ class Trainer:
                 **result.as_dict(),
                 **({} if average is None else {f"ema_{name}": value for name, value in average.as_dict().items()}),
             )
-            speed = progress.images / progress.seconds
             more = "" if average is None else f" (EMA {average.top1:.2f} %)"
             self.journal.say(
                 f"epoch {epoch + 1:3d} of {self.recipe.epochs}: loss {loss:.4f}, top-1 {result.top1:.2f} %{more},"
-                f" {speed:.0f} images/s"
+                f" {progress.speed:.0f} images/s"
             )
         progress.epochs += 1
         checkpoint = self.save(None if result is None else result.top1)
@@ -400,10 +428,10 @@ class Trainer:
         if problem is not None:
             raise StoppedError(self._diverged(f"NaN or infinite values in {problem} after step {self.progress.step}"))
 
-    def _note_unreadable(self) -> None:
+    def _share_unreadable(self) -> None:
         """Let all processes know which images one of them could not read; stop if they are too many."""
-        self.unreadable |= set(self.world.lists(sorted(self.unreadable_here)))
-        self.unreadable_here.clear()
+        self.unreadable |= set(self.world.lists(sorted(self.found_unreadable)))
+        self.found_unreadable.clear()
         share = self.machine.unreadable_share
         if len(self.unreadable) > share * len(self.train):
             raise StoppedError(

@@ -1,0 +1,58 @@
+"""What `make demo` shows, at a smaller size."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from flopping.demo import demo
+
+SMALL = ("epochs=1", "warmup_epochs=0", "batch_size=500", "model_args.embed_dim=16", "model_args.depth=1")
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The real demo, with small networks that are not compiled."""
+    folder = tmp_path_factory.mktemp("demo")
+    out = io.StringIO()
+    demo(Console(file=out, width=150), folder, SMALL, compiled=False)
+    return out.getvalue(), folder
+
+
+def row(text: str, name: str) -> list[str]:
+    line = next(line for line in text.splitlines() if name in line)
+    return [cell.strip() for cell in re.split("[│┃]", line)][2:]
+
+
+def test_even_channels_stay_and_odd_ones_change_their_sign(shown: tuple[str, Path]) -> None:
+    before = re.search(r"  image +even ([+-][\d.]+) +odd ([+-])([\d.]+)", shown[0])
+    after = re.search(r"mirrored image +even ([+-][\d.]+) +odd ([+-])([\d.]+)", shown[0])
+    assert before is not None
+    assert after is not None
+    assert (before[1], before[3]) == (after[1], after[3])
+    assert before[2] != after[2]
+
+
+def test_the_equivariant_network_loses_no_image_in_the_mirror(shown: tuple[str, Path]) -> None:
+    ordinary, equivariant = row(shown[0], "images whose class changes")[:2]
+    assert equivariant == "0"
+    assert int(ordinary) > 100
+    for what in ("test images", "shoes only"):
+        assert row(shown[0], f"right: {what} ")[1] == row(shown[0], f"right: {what}, mirrored")[1]
+
+
+def test_costs_are_about_half(shown: tuple[str, Path]) -> None:
+    assert 0.45 < float(row(shown[0], "parameters")[2]) < 0.65
+    assert 0.45 < float(row(shown[0], "FLOPs per image")[2]) < 0.75
+    assert float(row(shown[0], "training, images/s")[2]) > 0
+
+
+def test_it_leaves_a_picture_and_the_runs(shown: tuple[str, Path]) -> None:
+    with Image.open(shown[1] / "demo.png") as picture:
+        assert picture.size[0] > 1000
+    assert {path.name for path in shown[1].iterdir()} == {"ordinary", "equivariant", "demo.png"}
