@@ -32,6 +32,7 @@ from flopping.training.order import Chunks, Order
 from flopping.training.processes import World
 from flopping.training.randomness import reseed
 from flopping.training.recipe import Recipe, load
+from flopping.training.stops import UnreadableError
 
 CPU = torch.device("cpu")
 NORMAL = Normalisation((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
@@ -238,7 +239,7 @@ def test_data_without_readable_images_is_refused_in_a_line(workers: int, tmp_pat
         World(CPU),
     )
     with pytest.raises(
-        ValueError, match=rf"^{TRIES} images in a row can't be read, from .*png on: are these images\?$"
+        UnreadableError, match=rf"^{TRIES} images in a row can't be read, from .*png on: are these images\?$"
     ):
         next(feed.start(0, 0))
 

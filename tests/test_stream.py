@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from pictures import packed, picture, shard, web_dataset
-from torch import Tensor
 
 from flopping.training.feeds import eval_batches, training_feed
 from flopping.training.loader import (
@@ -28,6 +27,7 @@ from flopping.training.processes import World
 from flopping.training.recipe import load
 from flopping.training.shards import Shards
 from flopping.training.sources import open_source
+from flopping.training.stops import UnreadableError
 
 CPU = torch.device("cpu")
 NORMAL = Normalisation((0.5,) * 3, (0.25,) * 3)
@@ -56,9 +56,8 @@ def marks(batches: Iterable[Batch]) -> list[bytes]:
 
 def pixels(seed: int) -> bytes:
     """The same of the picture that the data set has."""
-    (batch,) = PLAIN([Batch(stacked([PLAIN.transform(picture(seed))]), torch.zeros(1), [])])
-    found: Tensor = batch.images[0]
-    return found.numpy().tobytes()
+    (image,) = PLAIN(Batch(stacked([PLAIN.transform(picture(seed))]), torch.zeros(1), [])).images
+    return bytes(image.numpy().tobytes())
 
 
 def test_splits_classes_and_numbers(root: Path) -> None:
@@ -190,19 +189,21 @@ def test_what_is_refused_while_reading(workers: int, tmp_path: Path) -> None:
 
     root = web_dataset(tmp_path / "strange", {"train": (4,)})
     shard(root / "train-0.tar", [{"png": packed(picture(0)), "cls": label} for label in (b"0", b"7", b"1", b"0")])
-    with pytest.raises(ValueError, match=r"train-0.tar, train-0-0001 is of class 7, and the 2 classes .* are 0 to 1$"):
+    with pytest.raises(
+        UnreadableError, match=r"train-0.tar, train-0-0001 is of class 7, and the 2 classes .* are 0 to 1$"
+    ):
         first(Order(4, 4, 4, 1, 0))
 
     root = web_dataset(tmp_path / "bad", {"train": (4,)})
     shard(root / "train-0.tar", [{"png": b"no image", "cls": b"0"}] * 4)
     with pytest.raises(
-        ValueError, match=r"^2 images in a row can't be read, from .*train-0.tar, .* on: are these images\?$"
+        UnreadableError, match=r"^2 images in a row can't be read, from .*train-0.tar, .* on: are these images\?$"
     ):
         first(Order(4, 4, 2, 1, 0))
 
     root = web_dataset(tmp_path / "more", {"train": (2,)})
     shard(root / "train-0.tar", [{"png": packed(picture(0)), "cls": b"0"}] * 5)
-    with pytest.raises(ValueError, match=rf"in {str(root)!r} are more than the 2 that _info.json promises: correct it"):
+    with pytest.raises(UnreadableError, match=r"more'.* are more than the 2 that _info.json promises: correct it"):
         list(eval_batches(opened(root), PLAIN, 2, workers, World(CPU)))
 
     root = web_dataset(tmp_path / "few", {"train": (4,)})

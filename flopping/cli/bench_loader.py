@@ -10,7 +10,19 @@ from rich.console import Console
 from rich.table import Table
 
 from flopping.cli.common import app, refusals
-from flopping.cli.train import Changes, Chunk, Compile, Data, Device, Model, RecipeName, Root, Workers, asked_job
+from flopping.cli.train import (
+    Changes,
+    Chunk,
+    Compile,
+    Data,
+    Device,
+    Model,
+    RecipeName,
+    Root,
+    Workers,
+    asked_job,
+    say_stopped,
+)
 
 
 @app.command()
@@ -35,11 +47,16 @@ def bench_loader(
     from flopping.training.job import Machine
     from flopping.training.loader import default_workers
     from flopping.training.speed import measure
+    from flopping.training.stops import StoppedError
 
     with refusals():
         job = asked_job(recipe, changes, data, model, root, chunk)
-        count = default_workers() if workers is None else workers
-        found = measure(job, Machine(device, count, compile), Console(stderr=True, quiet=json), seconds)
+        machine = Machine(device, default_workers() if workers is None else workers, compile)
+        try:
+            found = measure(job, machine, Console(stderr=True, quiet=json), seconds)
+        except StoppedError as stop:
+            say_stopped(Console(stderr=True), str(stop))
+            raise typer.Exit(1) from stop
     if json:
         typer.echo(json_module.dumps(found.as_dict()))
         return

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json as json_module
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from flopping.cli.common import app, refusals
 
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 3
 """The exit code of a run that was asked to stop, and has saved all it knows."""
+KILLED = 128 + signal.SIGINT
+"""The exit code of a run that was asked twice, and has ended where it was."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""How a disk that is full answers, or a limit on its use."""
 
 Data = Annotated[
     str,
@@ -95,7 +102,8 @@ def train(
     """Train a network by a recipe. Under torchrun, on all processes that it starts.
 
     Every epoch ends with a test and a checkpoint in the run's folder. SIGINT (Ctrl-C) and SIGTERM end the step, save,
-    and end with exit code 3; --resume goes on from there, or from wherever a run was killed, with the same result.
+    and end with exit code 3; --resume goes on from there, or from wherever a run was killed, with the same result. A
+    run that can't go on (the loss is not finite, the disk is full, too many images can't be read) ends with code 1.
 
     Examples: flopping train deit3_base --model "E(ViT-B)" --data imagenet/ -o runs/e-vit-b;
     flopping train deit3_base epochs=100 lr=1e-3 --data imagenet/ -o runs/short --resume;
@@ -104,7 +112,7 @@ def train(
     from flopping.training.job import Machine
     from flopping.training.loader import default_workers
     from flopping.training.run import train as run
-    from flopping.training.trainer import InterruptedRunError, StoppedError
+    from flopping.training.stops import InterruptedRunError, StoppedError
 
     console = Console(stderr=True)
     with refusals():
@@ -116,16 +124,26 @@ def train(
         try:
             result = run(job, machine, output, console, resume=resume)
         except InterruptedRunError as stop:
-            console.print(f"{stop}. --resume goes on", highlight=False, soft_wrap=True)
+            console.print(escape(f"{stop}. --resume goes on"), highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from stop
         except StoppedError as stop:
-            console.print(f"[red]The run stopped:[/red] {stop}", highlight=False, soft_wrap=True)
+            say_stopped(console, str(stop))
             raise typer.Exit(1) from stop
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            say_stopped(console, f"{error.strerror}. Free some space, then go on with --resume")
+            raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
-            console.print(f"Ended at once; what was saved is in {str(output)!r}", highlight=False, soft_wrap=True)
-            raise typer.Exit(INTERRUPTED) from stop
+            ended = f"Ended at once; what was saved before is in {str(output)!r}"
+            console.print(escape(ended), highlight=False, soft_wrap=True)
+            raise typer.Exit(KILLED) from stop
     if result is not None:
         typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
+
+
+def say_stopped(console: Console, why: str) -> None:
+    console.print(f"[red]The run stopped:[/red] {escape(why)}", highlight=False, soft_wrap=True)
 
 
 @app.command(name="eval")
@@ -145,13 +163,18 @@ def evaluate(
     Examples: flopping eval runs/e-vit-b --data imagenet/; flopping eval runs/e-vit-b/last --data imagenet/ --json
     """
     from flopping.training.loader import default_workers
+    from flopping.training.stops import UnreadableError
     from flopping.training.trained import tested
 
     with refusals():
         if not data:
             raise ValueError("--data says where the images are: a folder with val/ in it, or fashion-mnist")
         workers = default_workers() if workers is None else workers
-        found = tested(Path(target), data, root, device, workers, batch, mirror=mirror, average=average)
+        try:
+            found = tested(Path(target), data, root, device, workers, batch, mirror=mirror, average=average)
+        except UnreadableError as error:
+            print(f"Nothing was tested: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
     result = found.accuracy
     if json:
         typer.echo(json_module.dumps({"checkpoint": str(found.folder), "model": found.model, **result.as_dict()}))
@@ -163,5 +186,6 @@ def evaluate(
     if found.unreadable:
         shown = ", ".join(found.unreadable[:10])
         more = f" and {len(found.unreadable) - 10} more" if len(found.unreadable) > 10 else ""
-        print(f"{len(found.unreadable)} images could not be read and were left out: {shown}{more}", file=sys.stderr)
+        count = len(found.unreadable)
+        print(f"{count} images could not be read and were left out: {shown}{more}. Replace them", file=sys.stderr)
         raise typer.Exit(1)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -21,12 +22,14 @@ from timm.data.transforms import MaybePILToTensor
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flopping.training.augment import mended
 from flopping.training.images import Source
 from flopping.training.order import Chunks, Key
 from flopping.training.pixels import as_pixels, mode_of
 from flopping.training.processes import World
 from flopping.training.randomness import reseed
 from flopping.training.recipe import Recipe
+from flopping.training.stops import UnreadableError
 
 Transformed = Image.Image | Tensor
 Transform = Callable[[Image.Image], Transformed]
@@ -47,12 +50,10 @@ class Batch:
     """As bytes, until the network's process has shifted and scaled them."""
     labels: Tensor
     unreadable: list[int]
-    problem: str = ""
-    """Why there are no images. An error in a worker process would arrive with its traceback."""
 
     def pin_memory(self) -> Batch:
         """Called by torch's loader, so that copies to a GPU need not wait."""
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.unreadable, self.problem)
+        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.unreadable)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def training_transform(recipe: Recipe, normal: Normalisation, flip: float) -> Tr
         re_mode="pixel",
         normalize=recipe.erase > 0,
     )
-    return _pictures(transform)
+    return _pictures(mended(transform))
 
 
 def eval_transform(img_size: int, crop: float, interpolation: str) -> Transform:
@@ -120,15 +121,12 @@ class Preparation:
             for values in (normal.mean, normal.std)
         )
 
-    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Batches from workers as the network takes them."""
-        for batch in batches:
-            if batch.problem:
-                raise ValueError(batch.problem)
-            images = batch.images.to(self.device, non_blocking=True)
-            if images.dtype == torch.uint8:
-                images = images.to(self.dtype).sub_(self.mean).div_(self.std)
-            yield Batch(images.to(self.dtype), batch.labels, batch.unreadable)
+    def __call__(self, batch: Batch) -> Batch:
+        """A batch from a worker as the network takes it."""
+        images = batch.images.to(self.device, non_blocking=True)
+        if images.dtype == torch.uint8:
+            images = images.to(self.dtype).sub_(self.mean).div_(self.std)
+        return Batch(images.to(self.dtype), batch.labels, batch.unreadable)
 
 
 class Samples(Dataset[Batch]):
@@ -145,18 +143,13 @@ class Samples(Dataset[Batch]):
         labels: list[int] = []
         unreadable: list[int] = []
         for index, seed in keys:
-            found = self._readable(index, unreadable)
-            if found is None:
-                return nothing(
-                    f"{TRIES} images in a row can't be read, from {self.source.where(index)} on: are these images?"
-                )
-            image, label, right = found
+            image, label, right = self._readable(index, unreadable)
             reseed(seed)
             images.append(self.transform(image))
             labels.append(label if seed != FILL and (right or self.training) else FILLER)
         return Batch(stacked(images), torch.tensor(labels), unreadable)
 
-    def _readable(self, index: int, unreadable: list[int]) -> tuple[Image.Image, int, bool] | None:
+    def _readable(self, index: int, unreadable: list[int]) -> tuple[Image.Image, int, bool]:
         """The image at an index or the next that can be read, its class, and whether it is the one that was meant."""
         for tried in range(TRIES):
             place = (index + tried) % len(self.source)
@@ -165,12 +158,9 @@ class Samples(Dataset[Batch]):
                 return as_pixels(image, self.mode), label, not tried
             except Exception:  # damaged files make Pillow's decoders fail in more ways than it lists
                 unreadable.append(place)
-        return None
-
-
-def nothing(problem: str = "") -> Batch:
-    """A batch without images."""
-    return Batch(torch.empty(0), torch.empty(0, dtype=torch.int64), [], problem)
+        raise UnreadableError(
+            f"{TRIES} images in a row can't be read, from {self.source.where(index)} on: are these images?"
+        )
 
 
 class Timed(Iterator[Batch]):
@@ -204,7 +194,7 @@ class Loader(Feed):
 
     def start(self, epoch: int, step: int) -> Iterator[Batch]:
         self.chunks.start_at(epoch, step)
-        return self.preparation(self.batches)
+        return map(self.preparation, self.batches)
 
 
 def all_images(
@@ -216,7 +206,7 @@ def all_images(
     mine = keys[world.rank :: world.size]
     batches = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
     samples = Samples(source, preparation.transform, preparation.mode, training=False)
-    return preparation(loader(samples, workers, preparation.device, batches))
+    return map(preparation, loader(samples, workers, preparation.device, batches))
 
 
 def loader(
@@ -254,6 +244,18 @@ def cores() -> int:
 
 
 def _worker_starts(_: int) -> None:
-    """A keyboard interrupt goes to all processes of a terminal; the one that trains decides what it means."""
+    """Terminals, torchrun and batch systems signal all processes at once; the one that trains decides what it means.
+
+    It ends those that read images by SIGTERM, if need be, so they take that from nobody else.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Thread(target=_end_if_told_by, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_if_told_by(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

@@ -19,6 +19,7 @@ from flopping.training.folders import SPLITS
 from flopping.training.images import Images
 from flopping.training.named import need
 from flopping.training.pixels import SUFFIXES
+from flopping.training.stops import UnreadableError
 
 INFO = "_info.json"
 EXAMPLE = (
@@ -78,7 +79,7 @@ class Shards(Images):
     def require_class(self, index: int, label: int) -> None:
         """Refuse a class that has no name."""
         if not 0 <= label < len(self.classes):
-            raise ValueError(
+            raise UnreadableError(
                 f"{self.where(index)} is of class {label}, and the {len(self.classes)} classes in {INFO} are 0 to"
                 f" {len(self.classes) - 1}"
             )

@@ -17,12 +17,13 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset, get_worker_info
 
-from flopping.training.loader import FILLER, Batch, Feed, Preparation, Transformed, loader, nothing, stacked
+from flopping.training.loader import FILLER, Batch, Feed, Preparation, Transformed, loader, stacked
 from flopping.training.order import Chunks
 from flopping.training.pixels import as_pixels
 from flopping.training.processes import World
 from flopping.training.randomness import derived, reseed
 from flopping.training.shards import INFO, Sample, Shards
+from flopping.training.stops import UnreadableError
 
 BUFFER = 2048
 """From how many undecoded images the next one is drawn: in each worker, some 200 MB of ImageNet."""
@@ -45,10 +46,7 @@ class Reader(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
-        try:
-            yield from self.batches(*((0, 1) if info is None else (info.id, info.num_workers)))
-        except ValueError as error:
-            yield nothing(str(error))
+        return self.batches(*((0, 1) if info is None else (info.id, info.num_workers)))
 
     def share(self, shards: Sequence[int], rank: int, worker: int, workers: int) -> Sequence[int]:
         """What one worker takes of shards that are dealt to all workers of all processes."""
@@ -88,13 +86,13 @@ class TrainingReader(Reader):
         for place in range(worker, self.end, workers):
             chunk = list(islice(samples, order.chunk))
             if place < self.first:
-                yield nothing()
+                yield Batch(torch.empty(0), torch.empty(0), [])
                 continue
             seeds = (derived(order.seed, "streamed", self.epoch, self.rank, place, n) for n in range(order.chunk))
             found, unreadable = self.opened(chunk, seeds)
             good = [image for image in found if image is not None]
             if not good:
-                raise ValueError(
+                raise UnreadableError(
                     f"{len(found)} images in a row can't be read, from {self.shards.where(unreadable[0])} on:"
                     " are these images?"
                 )
@@ -112,7 +110,7 @@ class TrainingReader(Reader):
                 none = False
                 yield sample
             if none:
-                raise ValueError(f"there are no images in {', '.join(self.shards.paths[shard] for shard in mine)}")
+                raise UnreadableError(f"there are no images in {', '.join(self.shards.paths[shard] for shard in mine)}")
 
 
 class EvaluationReader(Reader):
@@ -155,7 +153,7 @@ class Stream(Feed):
     def start(self, epoch: int, step: int) -> Iterator[Batch]:
         reader = TrainingReader(self.shards, self.preparation, self.world, self.chunks, epoch, step)
         batches = loader(reader, self.workers, self.preparation.device)
-        return self.preparation(batch for batch in batches if len(batch.labels) or batch.problem)
+        return (self.preparation(batch) for batch in batches if len(batch.labels))
 
 
 def all_of_shards(
@@ -170,12 +168,12 @@ def all_of_shards(
         number = 0
         for number, batch in enumerate(loader(reader, workers, preparation.device), 1):
             if number > most:
-                raise ValueError(f"{shards.name} are more than the {len(shards)} that {INFO} promises: correct it")
+                raise UnreadableError(f"{shards.name} are more than the {len(shards)} that {INFO} promises: correct it")
             yield batch
         for _ in range(number, most):
             yield reader.full([], [])
 
-    return preparation(as_many())
+    return map(preparation, as_many())
 
 
 def mixed(items: Iterable[T], size: int, random: Random) -> Iterator[T]:

@@ -15,7 +15,7 @@ from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from flopping.checkpoints.files import read_weights
-from flopping.training.checkpoint import AVERAGE, CONFIG
+from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, read_manifest
 from flopping.training.evaluate import Accuracy, accuracy
 from flopping.training.feeds import eval_batches
 from flopping.training.loader import FILLER, Batch, Normalisation, Preparation, eval_transform
@@ -34,17 +34,19 @@ class Tested:
 
 
 def checkpoint_folder(path: Path) -> Path:
-    """The folder of a checkpoint: itself, or the best or last one of a run."""
+    """The folder of a checkpoint: itself, or the best or last one of a run; links are followed once, for all files."""
     for folder in (path, path / "best", path / "last"):
         if (folder / CONFIG).is_file():
-            return folder
+            return folder.resolve()
     if not path.exists():
         raise ValueError(f"no folder {str(path)!r}: a run, one of its checkpoints, or a saved model of timm")
     raise ValueError(f"{str(path)!r} holds no checkpoint: neither {CONFIG} nor best/ or last/ with it")
 
 
 def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, dict[str, Any]]:
-    """The network in a checkpoint's folder, and its description."""
+    """The network in a checkpoint's folder, which has to be as it was written, and its description."""
+    if (folder / MANIFEST).exists():
+        read_manifest(folder).check()
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
