@@ -119,7 +119,7 @@ class Replica:
         self.wrapped: nn.Module = network
         if compiled:
             for part in parts_to_compile(network, shard):
-                part.compile()
+                part.compile(dynamic=False)  # the same code whichever size of batches comes first
         if shard:
             self._shard(world)
         elif world.size > 1:
@@ -164,6 +164,17 @@ def fill_(target: Tensor, value: Tensor) -> None:
         value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements)
     with torch.no_grad():
         target.copy_(value)
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds NaN or an infinity, in the part of it that this process has.
+
+    >>> not_finite({"a": torch.ones(2), "b": torch.tensor([1.0, float("inf")])})
+    'b'
+    """
+    parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values()]
+    found = [part.isfinite().all() for part in parts]  # all are asked before a GPU is waited for
+    return next((name for name, finite in zip(tensors, found, strict=True) if not finite), None)
 
 
 def whole_state(state: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
