@@ -214,7 +214,7 @@ def test_command_lists_the_recipes() -> None:
         "0.003",
         "X 83.1, E 82.2, H 82.9, I 82.5",
     ]
-    assert found["convnext_iso_small"][-2:] == ["0.004", "X 79.7, E 76.8"]
+    assert found["convnext_iso_base"][-2:] == ["0.004", "X 82.0, E 81.3"]
 
 
 def test_command_lists_as_json() -> None:
