@@ -91,7 +91,7 @@ def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Spe
         job = replace(job, recipe=recipe, chunk=chunk)
         trainer = Trainer(job, machine, Path(folder), here, images, images, console)
         trainer.model.train()
-        feed = trainer.feed()
+        feed = trainer.feed
         console.print("Timing the loader")
         loader, last = _loading(feed, machine.workers, seconds)
         console.print("Timing the network" + (", which is compiled first: up to a minute" if machine.compile else ""))

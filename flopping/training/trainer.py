@@ -23,7 +23,7 @@ from flopping.training.images import Images
 from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
 from flopping.training.learning import loss_function, mixing, optimiser, schedule
-from flopping.training.loader import Batch, Feed, Preparation, Timed, Transform, eval_transform, training_transform
+from flopping.training.loader import Batch, Preparation, Timed, Transform, eval_transform, training_transform
 from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
 from flopping.training.optimiser_state import fill_optimiser_, optimiser_state
 from flopping.training.order import Chunks, Order
@@ -99,6 +99,8 @@ class Trainer:
         model.to(world.device, self.dtype)
         self.flip = 0.0 if ignores_mirroring(model) else recipe.flip
         self.normal = normalisation(recipe, model)
+        transform = training_transform(recipe, self.normal, self.flip)
+        self.feed = training_feed(train, self._preparation(transform), self.chunks, machine.workers, world)
         self.config = description(model, recipe, self.normal, train.classes)
         self.average = ModelEmaV3(model, decay=recipe.ema) if recipe.ema is not None else None
         self.replica = Replica(model, world, shard=machine.shard, compiled=machine.compile)
@@ -122,17 +124,10 @@ class Trainer:
         self.is_warm = False
         self.saved_at = monotonic()
 
-    # -- images
-
-    def feed(self) -> Feed:
-        """This process's share of the training images."""
-        transform = training_transform(self.recipe, self.normal, self.flip)
-        return training_feed(self.train, self._preparation(transform), self.chunks, self.machine.workers, self.world)
+    # -- one step
 
     def _preparation(self, transform: Transform) -> Preparation:
         return Preparation(transform, self.recipe.in_chans, self.normal, self.world.device, self.dtype)
-
-    # -- one step
 
     def precision(self) -> AbstractContextManager[object]:
         """The arithmetic of the forward pass."""
@@ -184,18 +179,17 @@ class Trainer:
             ) as self.journal,
         ):
             self._introduce()
-            feed = self.feed()
             result = None
             while progress.epochs < self.recipe.epochs:
-                result = self._epoch(feed)
+                result = self._epoch()
             result = result or self._test()
             self._end(result)
         return result
 
-    def _epoch(self, feed: Feed) -> Accuracy | None:
+    def _epoch(self) -> Accuracy | None:
         epoch = self.progress.epochs
         first = self.progress.step - epoch * self.order.steps
-        batches = Timed(feed.start(epoch, first))
+        batches = Timed(self.feed.start(epoch, first))
         # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
         period = 1 if self.world.device.type == "cpu" else 10
         losses: list[Tensor] = []
