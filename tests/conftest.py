@@ -28,5 +28,5 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 images for training and 12 for testing, in 3 classes."""
-    return image_folder(tmp_path_factory.mktemp("images"), train=20, test=4)
+    """48 images for training and 12 for testing, in 3 classes."""
+    return image_folder(tmp_path_factory.mktemp("images"), train=16, test=4)

@@ -48,6 +48,8 @@ def become(order: dict[str, Any]) -> None:
     signal.alarm(PATIENCE)
     if order["limit"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"], resource.RLIM_INFINITY))
+    if not order["curves"]:
+        sys.modules["matplotlib"] = None  # type: ignore[assignment]
     for moment in order["strikes"]:
         strike(*moment)
 
@@ -69,10 +71,11 @@ def end(function: Callable[..., object], arguments: list[Any]) -> NoReturn:
 
 
 def main() -> None:
+    import matplotlib.pyplot  # noqa: F401 - so that no child has to import it
     import training_runs
 
     import flopping.training.run
-    import flopping.training.trained  # noqa: F401 - so that no child has to
+    import flopping.training.trained  # noqa: F401
 
     gc.freeze()  # children need not look at, and so copy, what is here
     print("ready", flush=True)

@@ -17,8 +17,9 @@ from training_runs import EVERYTHING, FAMILIES, Ended, Launcher, call, command, 
 
 from flopping.training.checkpoint import AVERAGE, TRAINING, WEIGHTS, Keeper
 
-STEPS = 5
-"""Steps of an epoch: 60 images in batches of 12."""
+STEPS = 4
+"""Steps of an epoch: 48 images in batches of 12."""
+LAST = 3 * STEPS
 SAVED = ("--chunk", "6", "--workers", "1", "--save-steps", "1", "--resume")
 
 
@@ -82,43 +83,44 @@ def test_the_log_of_a_run_has_every_step_once(whole: Any) -> None:
     """What the other tests compare with is as it should be, and all that is random is on."""
     run, _ = whole("ViT")
     log = events(run)
-    assert [event["step"] for event in log if event["kind"] == "step"] == list(range(1, 4 * STEPS + 1))
-    assert [event["step"] for event in log if event["kind"] == "epoch"] == [5, 10, 15, 20]
+    assert [event["step"] for event in log if event["kind"] == "step"] == list(range(1, LAST + 1))
+    assert [event["step"] for event in log if event["kind"] == "epoch"] == [4, 8, 12]
     assert log[-1]["kind"] == "end"
     assert log[-1]["result"]["top1"] == log[-2]["top1"]
     assert {"ema_top1", "mirrored_top1", "changed"} <= log[-2].keys()
-    assert len({event["loss"] for event in log if event["kind"] == "step"}) == 4 * STEPS
+    assert len({event["loss"] for event in log if event["kind"] == "step"}) == LAST
 
 
 KILLS = [
     None,  # at a random moment
-    ("open", f"/.new-step-00000004/{WEIGHTS}", 1, signal.SIGKILL),
+    ("open", "/.new-step-", 8, signal.SIGKILL),  # before the weights of its second checkpoint are written
     None,
-    ("os.rename", "/.new-step-", 2, signal.SIGKILL),
-    None,
-    ("os.rename", "/step-", 2, signal.SIGKILL),  # one that is no longer kept
+    ("os.rename", "/.new-step-", 2, signal.SIGKILL),  # before that has its name
     None,
 ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_killed_at_random_moments(family: str, tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
-    """Seven times, three of them in the middle of writing a checkpoint."""
+    """Several times, also in the middle of writing a checkpoint."""
     moments = random.Random(family)
     run = tmp_path / "run"
     arguments = run_of(family, images, run)
-    for number, strike in enumerate(KILLS):
+    kills = []
+    for strike in KILLS:
         process = launcher.start(tmp_path, *arguments, strikes=[strike] if strike else [])
         if strike is None:
             wait_for_a_step(run)
-            sleep(moments.uniform(0, 0.1))
+            sleep(moments.uniform(0, 0.15))
             process.send(signal.SIGKILL)
         ended = process.wait()
-        assert ended.code == -signal.SIGKILL, f"kill {number} at step {newest(run)}: {ended.code} {ended.err}"
-        assert 0 < newest(run) < 4 * STEPS or strike, "it is killed while it trains"
+        if ended.code == 0:  # too fast for us
+            break
+        assert ended.code == -signal.SIGKILL, f"killed after {kills}: {ended.code} {ended.err}"
+        kills.append(newest(run))
+    assert len(kills) >= 4, kills
     ended = launcher.run(tmp_path, *arguments)
     assert ended.code == 0, ended.err
-    assert f"Resumed after step {newest(run)}" not in ended.err, "there was something left to do"
     assert_same(run, whole(family)[0])
     assert {**ended.result, "run": ""} == {**whole(family)[1].result, "run": ""}
 
@@ -135,11 +137,11 @@ def test_asked_to_stop(number: signal.Signals, tmp_path: Path, launcher: Launche
     assert "Traceback" not in ended.err
     assert f"{number.name}: ending the step and saving; once more to end at once" in ended.err
     stopped = newest(run)
-    assert f"stopped after step {stopped} of 20; all is kept in {str(Keeper(run).place(stopped))!r}" in ended.err
+    assert f"stopped after step {stopped} of 12; all is kept in {str(Keeper(run).place(stopped))!r}" in ended.err
     assert events(run)[-1]["step"] == stopped, "not one step more"
     ended = launcher.run(tmp_path, *run_of("ViT", images, run))
     assert ended.code == 0, ended.err
-    assert f"Resumed after step {stopped} of 20" in ended.err
+    assert f"Resumed after step {stopped} of 12" in ended.err
     assert_same(run, whole("ViT")[0])
 
 
@@ -151,7 +153,7 @@ def test_stopped_in_the_last_step_of_an_epoch(tmp_path: Path, launcher: Launcher
     assert launcher.run(tmp_path, *arguments, strikes=[asked]).code == 3
     assert newest(run) == STEPS
     assert [event["kind"] for event in events(run)] == ["step"] * STEPS
-    killed = ("os.rename", "/.new-step-00000005", 1, signal.SIGKILL)
+    killed = ("os.rename", "/.new-step-00000004", 1, signal.SIGKILL)
     assert launcher.run(tmp_path, *arguments, strikes=[killed]).code == -signal.SIGKILL
     assert events(run)[-1]["kind"] == "epoch"
     ended = launcher.run(tmp_path, *arguments)
@@ -164,9 +166,9 @@ def test_stopped_during_the_test_of_an_epoch(tmp_path: Path, launcher: Launcher,
     arguments = run_of("ViT", images, run, "--workers", "0")
     ended = launcher.run(tmp_path, *arguments, strikes=[("open", "/val/class-", 5, signal.SIGTERM)])
     assert ended.code == 3, ended.err
-    assert "stopped after step 5 of 20" in ended.err
+    assert "stopped after step 4 of 12" in ended.err
     assert events(run)[-1]["kind"] == "epoch"
-    last = ("open", "/val/class-", 6 * 12 + 5, signal.SIGTERM)  # two tests per epoch
+    last = ("open", "/val/class-1/000.png", 3, signal.SIGTERM)  # an epoch has two tests, of the average too
     ended = launcher.run(tmp_path, *arguments, strikes=[last])
     assert ended.code == 0, "asked to stop in its last test, a run comes to its end"
     assert_same(run, whole("ViT")[0])
@@ -188,8 +190,8 @@ def test_asked_twice_it_ends_at_once(tmp_path: Path, launcher: Launcher, images:
 @pytest.fixture
 def small(tmp_path: Path, images: Path) -> list[str]:
     """A run of two epochs of two steps without anything special."""
-    recipe = recipe_file(tmp_path / "small.yaml", "ViT", epochs=2, batch_size=30, optimizer="adamw", lr=1e-3)
-    return command(recipe, images, tmp_path / "run", FAMILIES["ViT"][0], "--workers", "0", "--chunk", "30")
+    recipe = recipe_file(tmp_path / "small.yaml", "ViT", epochs=2, batch_size=24, optimizer="adamw", lr=1e-3)
+    return command(recipe, images, tmp_path / "run", FAMILIES["ViT"][0], "--workers", "0", "--chunk", "24")
 
 
 def test_a_finished_run_gives_its_result_and_changes_nothing(tmp_path: Path, small: list[str]) -> None:
@@ -215,10 +217,11 @@ def test_a_finished_run_gives_its_result_and_changes_nothing(tmp_path: Path, sma
 
 def test_killed_after_its_last_checkpoint(tmp_path: Path, launcher: Launcher, small: list[str]) -> None:
     """Before it said so, or before its curves were drawn."""
-    assert launcher.run(tmp_path, *small, strikes=[("os.rename", "/.curves.png", 1, signal.SIGKILL)]).code == -9
+    drawing = ("os.rename", "/.curves.png", 1, signal.SIGKILL)
+    assert launcher.run(tmp_path, *small, strikes=[drawing], curves=True).code == -signal.SIGKILL
     assert not (tmp_path / "run" / "curves.png").exists()
     done = contents(tmp_path / "run")
-    again = call(*small, "--resume")
+    again = call(*small, "--resume", curves=True)
     assert again.code == 0, again.err
     assert (tmp_path / "run" / "curves.png").exists()
     assert done["log.jsonl"] == contents(tmp_path / "run")["log.jsonl"]
@@ -236,7 +239,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path, small: list[str]) -> None:
     for refused, message in (
         (small, f"there is a run in {str(tmp_path / 'run')!r}: --resume goes on with it"),
         ([*small, "--resume", "lr=2e-3"], "was started otherwise: lr=0.002 (was 0.001)"),
-        ([*small, "--resume", "--chunk", "15"], "was started otherwise: chunk=15 (was 30)"),
+        ([*small, "--resume", "--chunk", "12"], "was started otherwise: chunk=12 (was 24)"),
         ([*small, "--resume", "--model", "E(ViT-S)"], "model=E(ViT-S) (was deit3_flop_test_patch16_64)"),
     ):
         ended = call(*refused)
@@ -260,15 +263,8 @@ def test_where_there_is_no_run_yet_one_is_started(tmp_path: Path, small: list[st
     (tmp_path / "run").mkdir(exist_ok=True)
     ended = call(*small, "--resume")
     assert ended.code == 0, ended.err
-    assert sorted(os.listdir(tmp_path / "run")) == [
-        ".lock",
-        "best",
-        "checkpoints",
-        "curves.png",
-        "last",
-        "log.jsonl",
-        "run.json",
-    ]
+    left = sorted(os.listdir(tmp_path / "run"))
+    assert left == [".lock", "best", "checkpoints", "last", "log.jsonl", "run.json"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, small: list[str]) -> None:
@@ -302,8 +298,6 @@ def test_two_at_once_are_refused(tmp_path: Path, launcher: Launcher, images: Pat
     assert second.code == 2
     assert f"another process ({process.number} on {os.uname().nodename}) trains in {str(run)!r}" in second.err
     third = call(*arguments)
-    with pytest.raises(ProcessLookupError):
-        process.send(signal.SIGKILL, group=True)
     assert third.code == 0, third.err
     assert_same(run, whole("ViT")[0])
 
@@ -326,7 +320,7 @@ def test_other_images_are_refused(tmp_path: Path, launcher: Launcher, small: lis
     data = tmp_path / "data"
     data.symlink_to(images)
     small[small.index("--data") + 1] = str(data)
-    assert launcher.run(tmp_path, *small, strikes=[("open", "/train/class-", 70, signal.SIGTERM)]).code == 3
+    assert launcher.run(tmp_path, *small, strikes=[("open", "/train/class-", 50, signal.SIGTERM)]).code == 3
     data.unlink()
     for path in images.rglob("*.png"):
         if path.name != "000.png" or "val" in path.parts:
@@ -335,5 +329,5 @@ def test_other_images_are_refused(tmp_path: Path, launcher: Launcher, small: lis
             place.symlink_to(path)
     ended = call(*small, "--resume")
     assert ended.code == 2, ended.err
-    assert f"was written in a run on 60 training images, and {str(data)!r} has 57 now" in ended.err
+    assert f"was written in a run on 48 training images, and {str(data)!r} has 45 now" in ended.err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"] == str(data)

@@ -16,10 +16,11 @@ from flopping.training.checkpoint import Keeper
 
 @pytest.fixture
 def started(tmp_path: Path, images: Path) -> Callable[..., list[str]]:
-    """The command of a run of two epochs of five steps, with other fields."""
+    """The command of a run of two epochs of four steps, with other fields."""
 
     def made(*more: str, family: str = "ViT", data: Path = images, **fields: Any) -> list[str]:
-        fields = {"epochs": 2, "batch_size": 12, "optimizer": "adamw", "lr": 1e-3, **fields}
+        size = FAMILIES[family][1]["model_args"]
+        fields = {"epochs": 2, "batch_size": 12, "optimizer": "adamw", "lr": 1e-3, "model_args": size, **fields}
         recipe = recipe_file(tmp_path / "recipe.yaml", family, **fields)
         return command(recipe, data, tmp_path / "run", FAMILIES[family][0], "--workers", "0", "--chunk", "12", *more)
 
@@ -65,7 +66,7 @@ def test_weights_that_are_not_finite_are_not_saved(
     tmp_path: Path, started: Callable[..., list[str]], save: str
 ) -> None:
     """The step that ruins them still has a finite loss: an epoch of one step ends before a loss could show it."""
-    batch = 12 if save == "--save-steps" else 60
+    batch = 12 if save == "--save-steps" else 48
     ended = call(*started(save, "1", family="ResMLP", optimizer="sgd", lr=1e20, std=[1e-25] * 3, batch_size=batch))
     assert ended.code == 1, ended.err
     assert "The run stopped: NaN or infinite values in the weights" in ended.err
@@ -81,24 +82,24 @@ def test_weights_that_are_not_finite_are_not_saved(
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    """60 images for training, of which 3 can't be read, and 12 for testing, one of which can't."""
-    data = image_folder(tmp_path / "[data]", train=20, test=4)  # a name that means colours to a terminal's library
+    """48 images for training, of which 3 can't be read, and 12 for testing, one of which can't."""
+    data = image_folder(tmp_path / "[data]", train=16, test=4)  # a name that means colours to a terminal's library
     first = data / "train" / "class-1"
     (first / "003.png").write_bytes(b"")
     (first / "004.png").write_text("not an image")
-    (data / "train" / "class-2" / "019.png").write_bytes((data / "train" / "class-2" / "018.png").read_bytes()[:200])
+    (data / "train" / "class-2" / "015.png").write_bytes((data / "train" / "class-2" / "014.png").read_bytes()[:200])
     (data / "val" / "class-0" / "002.png").write_bytes(b"\x89PNG\r\n")
     return data
 
 
-BROKEN = ["train/class-1/003.png", "train/class-1/004.png", "train/class-2/019.png", "val/class-0/002.png"]
+BROKEN = ["train/class-1/003.png", "train/class-1/004.png", "train/class-2/015.png", "val/class-0/002.png"]
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_images_that_cannot_be_read_are_listed(
     tmp_path: Path, started: Callable[..., list[str]], broken: Path, workers: str
 ) -> None:
-    ended = call(*started("--unreadable-share", "0.05", "--workers", workers, data=broken))
+    ended = call(*started("--unreadable-share", "0.07", "--workers", workers, data=broken))
     assert ended.code == 0, ended.err
     paths = [str(broken / name) for name in BROKEN]
     assert f"3 training images could not be read, others came in their place: {', '.join(paths[:3])}." in ended.err
@@ -112,7 +113,7 @@ def test_images_that_cannot_be_read_are_listed(
 
 
 def test_too_many_of_them_stop_a_run(tmp_path: Path, started: Callable[..., list[str]], broken: Path) -> None:
-    for share, more in (("0.04", "3 of 60"), ("0", "1 of 60")):
+    for share, more in (("0.05", "3 of 48"), ("0", "1 of 48")):
         run = ["-o", str(tmp_path / f"run-{share}")]
         ended = call(*started("--unreadable-share", share, data=broken), *run)
         assert ended.code == 1, ended.err
@@ -133,7 +134,7 @@ def test_those_seen_before_a_stop_count_after_it(
     tmp_path: Path, started: Callable[..., list[str]], broken: Path, launcher: Launcher
 ) -> None:
     """Stopped after its first epoch, a run has seen all; the second finds nothing new, and all are listed."""
-    arguments = started("--unreadable-share", "0.05", "--resume", data=broken)
+    arguments = started("--unreadable-share", "0.07", "--resume", data=broken)
     end_of_first = [("open", "/val/class-", 1, signal.SIGTERM)]
     assert launcher.run(tmp_path, *arguments, strikes=end_of_first).code == 3
     good = (broken / "train" / "class-0" / "000.png").read_bytes()
@@ -141,7 +142,7 @@ def test_those_seen_before_a_stop_count_after_it(
     (broken / "train" / "class-0" / "007.png").write_bytes(b"")
     refused = call(*arguments)
     assert refused.code == 1, refused.err
-    assert "4 of 60 training images can't be read" in refused.err
+    assert "4 of 48 training images can't be read" in refused.err
     (broken / "train" / "class-0" / "007.png").write_bytes(good)
     ended = call(*arguments)
     assert ended.code == 0, ended.err
@@ -176,15 +177,15 @@ def test_a_full_disk(tmp_path: Path, started: Callable[..., list[str]], launcher
     arguments = started("--resume")
     assert launcher.run(tmp_path, *arguments, strikes=[("open", "/val/class-", 1, signal.SIGTERM)]).code == 3
     before = contents(run / "checkpoints")
-    full = launcher.run(tmp_path, *arguments, limit=300_000)
+    full = launcher.run(tmp_path, *arguments, limit=50_000)
     assert full.code == 1, full.err
     size = sum(path.stat().st_size for path in (run / "last").iterdir()) / 1e6
-    assert f"checkpoint of step 10 could not be written: it takes {size:.1f} MB in" in full.err
+    assert f"checkpoint of step 8 could not be written: it takes {size:.1f} MB in" in full.err
     assert "(File too large). The last good checkpoint is" in full.err
-    assert "step-00000005'. Free some space, then go on with --resume" in full.err
+    assert "step-00000004'. Free some space, then go on with --resume" in full.err
     assert contents(run / "checkpoints") == before
-    log = sum(len(line) for line in (run / "log.jsonl").open("rb") if b'"step": 6' not in line)
-    full = launcher.run(tmp_path, *arguments, limit=log + 20)
+    kept = b"".join((run / "log.jsonl").read_bytes().splitlines(keepends=True)[:5])  # four steps and their epoch
+    full = launcher.run(tmp_path, *arguments, limit=len(kept) + 20)
     assert full.code == 1, full.err
     assert f"The run stopped: the log {str(run / 'log.jsonl')!r} could not be written" in full.err
     assert "Free some space, then go on with --resume" in full.err

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,13 +25,30 @@ from flopping.training.journal import read_log
 
 TIMING = ("images_per_s", "waiting", "seconds")
 """What a log says about speed, and no two runs have in common."""
-FAMILIES = {
-    "ViT": ("deit3_flop_test_patch16_64", {"optimizer": "lamb", "augment": "3a", "repeats": 3, "loss": "bce"}),
-    "ResMLP": ("resmlp_flop_test_64", {"optimizer": "lamb", "augment": "rand-m9-mstd0.5-inc1", "repeats": 3}),
-    "ConvNeXt": ("convnext_flop_iso_test", {"optimizer": "adamw", "augment": "rand-m9-mstd0.5-inc1"}),
+RANDAUGMENT = {"augment": "rand-m9-mstd0.5-inc1"}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ViT": (
+        "deit3_flop_test_patch16_64",
+        {
+            "model_args": {"embed_dim": 32, "depth": 2, "proj_drop_rate": 0.1, "attn_drop_rate": 0.1},
+            "optimizer": "lamb",
+            "augment": "3a",
+            "repeats": 3,
+            "loss": "bce",
+        },
+    ),
+    "ResMLP": (
+        "resmlp_flop_test_64",
+        {"model_args": {"embed_dim": 32, "depth": 2, "proj_drop_rate": 0.1}, "optimizer": "lamb", **RANDAUGMENT},
+    ),
+    "ConvNeXt": (
+        "convnext_flop_iso_test",
+        {"model_args": {"dims": [16], "depths": [2]}, "optimizer": "adamw", "drop_path_rises": True, **RANDAUGMENT},
+    ),
 }
+"""A small network of each, and what its recipes have of their own."""
 EVERYTHING = {
-    "epochs": 4,
+    "epochs": 3,
     "batch_size": 12,
     "lr": 3e-3,
     "warmup_epochs": 1,
@@ -90,9 +108,11 @@ class Ended:
         return found
 
 
-def call(*arguments: str) -> Ended:
-    """A command in this process."""
-    found = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
+def call(*arguments: str, curves: bool = False) -> Ended:
+    """A command in this process; without matplotlib, which takes longer than the run, unless curves are asked for."""
+    hidden = {} if curves else {"matplotlib": None}
+    with patch.dict(sys.modules, hidden):
+        found = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return Ended(found.exit_code, found.stdout, " ".join(found.stderr.split()))
@@ -147,16 +167,17 @@ class Launcher:
         *arguments: Any,
         limit: int | None = None,
         strikes: Strikes = (),
+        curves: bool = False,
         function: Callable[..., object] = flopping,
     ) -> Process:
-        """Start a command; what it says goes to files in `place`.
+        """Start a command; what it says goes to files in `place`. Without `curves`, it has no matplotlib.
 
         No file it writes may be larger than `limit` bytes, as if the disk were full. `strikes` are the moments at
         which it sends a signal to itself: see `launcher.strike`.
         """
         out, err = place / "out.txt", place / "err.txt"
         order = {"function": function.__name__, "arguments": arguments, "limit": limit, "strikes": strikes}
-        order |= {"out": str(out), "err": str(err)}
+        order |= {"out": str(out), "err": str(err), "curves": curves}
         assert self.process.stdin is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
         return Process(self, int(self.answer()), out, err)
