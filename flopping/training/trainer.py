@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from flopping.training.checkpoint import Checkpoint, Keeper
 from flopping.training.evaluate import Accuracy, accuracy
-from flopping.training.feeds import eval_batches, training_feed
+from flopping.training.feeds import agreed, eval_batches, training_feed, unbroken
 from flopping.training.images import Images
 from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
@@ -89,12 +90,13 @@ class Trainer:
         self.recipe = recipe = job.recipe
         self.train, self.test = train, test
         assert job.chunk is not None
-        self.order = Order(len(train), recipe.batch_size, job.chunk, recipe.repeats, recipe.seed)
-        self.chunks = Chunks(self.order, world.rank, world.size)
-        self.steps = self.order.steps * recipe.epochs
-        model = build(recipe, job.model, len(train.classes))
-        if job.init is not None:
-            load_weights(model, weights_of(Path(job.init)), repr(job.init), new_head=job.new_head)
+        with world.together():
+            self.order = Order(len(train), recipe.batch_size, job.chunk, recipe.repeats, recipe.seed)
+            self.chunks = Chunks(self.order, world.rank, world.size)
+            self.steps = self.order.steps * recipe.epochs
+            model = build(recipe, job.model, len(train.classes))
+            if job.init is not None:
+                load_weights(model, weights_of(Path(job.init)), repr(job.init), new_head=job.new_head)
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
         model.to(world.device, self.dtype)
         self.flip = 0.0 if ignores_mirroring(model) else recipe.flip
@@ -119,7 +121,9 @@ class Trainer:
         self.found_unreadable: set[int] = set()
         """Those that only this process knows of yet."""
         self.unreadable_tests: set[int] = set()
-        self.signals = Signals(speaks=world.is_main, launched=world.size > 1)
+        self.problem: str | None = None
+        """Why this process can't go on, if only it knows yet."""
+        self.signals = Signals(speaks=world.is_main, launched=world.launched)
         self.window = Window()
         self.is_warm = False
         self.saved_at = monotonic()
@@ -128,6 +132,12 @@ class Trainer:
 
     def _preparation(self, transform: Transform) -> Preparation:
         return Preparation(transform, self.recipe.in_chans, self.normal, self.world.device, self.dtype)
+
+    def _blank(self) -> Batch:
+        """A chunk without images."""
+        size, chunk = self.recipe.img_size, self.order.chunk
+        images = torch.zeros(chunk, self.recipe.in_chans, size, size, dtype=self.dtype, device=self.world.device)
+        return Batch(images, torch.zeros(chunk, dtype=torch.int64), [])
 
     def precision(self) -> AbstractContextManager[object]:
         """The arithmetic of the forward pass."""
@@ -184,12 +194,14 @@ class Trainer:
                 result = self._epoch()
             result = result or self._test()
             self._end(result)
+            self._give_up()
         return result
 
     def _epoch(self) -> Accuracy | None:
         epoch = self.progress.epochs
         first = self.progress.step - epoch * self.order.steps
-        batches = Timed(self.feed.start(epoch, first))
+        batches = self.feed.start(epoch, first)
+        batches = Timed(batches if self.world.size == 1 else unbroken(batches, self._blank, self._cannot))
         # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
         period = 1 if self.world.device.type == "cpu" else 10
         losses: list[Tensor] = []
@@ -208,9 +220,10 @@ class Trainer:
         """What the last steps gave; whether to log, to save, or to stop."""
         world, progress = self.world, self.progress
         save = world.is_main and self._save_is_due(len(losses))
-        *sums, bad, stop, save_all = world.sum(
-            [*losses, float(len(self.found_unreadable)), float(self.signals.asked), float(save)]
-        )
+        flags = (self.problem, self.found_unreadable, self.signals.asked, save)
+        *sums, problem, bad, stop, save_all = world.sum([*losses, *(float(bool(flag)) for flag in flags)])
+        if problem:
+            self._give_up()
         means = [value / world.size for value in sums]
         for offset, mean in enumerate(means, 1):
             if not math.isfinite(mean):
@@ -227,9 +240,8 @@ class Trainer:
         if bad:
             self._share_unreadable()
         if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
-            self.journal.write(
+            self._log(
                 "step",
-                progress.step,
                 epoch=progress.step / self.order.steps,
                 loss=progress.loss_sum / progress.losses,
                 lr=self.optimizer.param_groups[0]["lr"],
@@ -258,9 +270,8 @@ class Trainer:
         average = self._test_average() if tested and self.average is not None else None
         loss, progress.epoch_loss = progress.epoch_loss / self.order.steps, 0.0
         if result is not None:
-            self.journal.write(
+            self._log(
                 "epoch",
-                progress.step,
                 epoch=epoch + 1,
                 train_loss=loss,
                 seconds=progress.seconds,
@@ -292,7 +303,7 @@ class Trainer:
         try:
             return accuracy(
                 self.model,
-                batches,
+                agreed(batches, self.world),
                 self.world,
                 self.precision,
                 dtype=self.dtype,
@@ -300,6 +311,7 @@ class Trainer:
                 each=lambda batch: self.unreadable_tests.update(batch.unreadable),
             )
         finally:
+            self.replica.settle()
             self.model.train()
 
     def _test_average(self) -> Accuracy:
@@ -346,8 +358,9 @@ class Trainer:
         return path
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Stand where a checkpoint was written."""
-        state = checkpoint.training()
+        """Stand where a checkpoint was written. All processes read it."""
+        with self.world.together():
+            state, weights, average = checkpoint.training(), checkpoint.weights(), checkpoint.average()
         what = f"checkpoint {str(checkpoint.folder)!r}"
         try:
             if state["images"] != len(self.train):
@@ -355,9 +368,9 @@ class Trainer:
                     f"{what} was written in a run on {state['images']} training images, and {self.job.data!r} has"
                     f" {len(self.train)} now: bring them back, or start another run (--init takes weights along)"
                 )
-            self._fill(self.model, checkpoint.weights(), what)
+            self._fill(self.model, weights, what)
             if self.average is not None:
-                self._fill(self.average.module, checkpoint.average() or {}, what)
+                self._fill(self.average.module, average or {}, what)
             self.progress = Progress(**state["progress"])
             fill_optimiser_(self.model, self.optimizer, state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
@@ -382,6 +395,15 @@ class Trainer:
             return ""
         good = self.keeper.found()
         return f"The last good checkpoint is {str(good[0].folder)!r}. " if good else "There is no checkpoint yet. "
+
+    def _cannot(self, problem: str) -> None:
+        self.problem = problem
+
+    def _give_up(self) -> None:
+        """Stop, if any process can't go on."""
+        problem = self.world.agree(self.problem)
+        if problem is not None:
+            raise StoppedError(problem)
 
     def _interrupted(self, checkpoint: Path) -> InterruptedRunError:
         return InterruptedRunError(
@@ -433,12 +455,20 @@ class Trainer:
                     f"[yellow]{len(indices)} {kind} images could not be read[/yellow], {meanwhile}:"
                     f" {escape(_names(source, indices))}. Replace them by good ones before the next run."
                 )
-        self.journal.write(
+        self._log(
             "end",
-            self.progress.step,
             result=result.as_dict(),
             unreadable=[source.where(index) for source, indices, *_ in found for index in sorted(indices)],
         )
+
+    def _log(self, kind: str, **values: Any) -> None:
+        """An event. If it can't be written, the process that writes doesn't stop alone: others would wait for it."""
+        try:
+            self.journal.write(kind, self.progress.step, **values)
+        except OSError as error:
+            if self.world.size == 1:
+                raise
+            self._cannot(f"{error.strerror}. Free some space, then go on with --resume")
 
     def _introduce(self) -> None:
         recipe, order = self.recipe, self.order
