@@ -212,9 +212,8 @@ class Trainer:
             if len(losses) == period or step + 1 == self.order.steps:
                 numbers = torch.stack(losses).tolist()
                 losses = []
-                now = monotonic()
-                self._look(numbers, now - started, loading)
-                started, loading = now, 0.0
+                self._look(numbers, monotonic() - started, loading)
+                started, loading = monotonic(), 0.0  # what a checkpoint took is no part of training
                 if self.stops and step + 1 < self.order.steps:
                     self._stop()
         result = self._end_of_epoch(epoch)
