@@ -15,9 +15,9 @@ from statistics import mean, stdev
 from threading import Event, Thread
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
-from training_runs import image_folder
 from typer.testing import CliRunner
 
 from flopping.cli import app
@@ -89,6 +89,20 @@ class Done:
         return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
+def noisy_images(root: Path, train: int, test: int) -> Path:
+    """Two classes that are brighter at the top or at the bottom, under so much noise that networks err."""
+    numbers = np.random.default_rng(0)
+    slope = np.linspace(80, -80, 16)[:, None, None]
+    for split, each in (("train", train), ("val", test)):
+        for name, sign in (("top", 1), ("bottom", -1)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(each):
+                pixels = 128 + sign * slope + numbers.normal(0, 250, (16, 16, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
+    return root
+
+
 class Cut:
     """Does something once a run is in its midst, and keeps what its log held then."""
 
@@ -127,7 +141,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     root = tmp_path_factory.mktemp("experiment")
     (root / "noise.yaml").write_text(PLAN)
     (root / "tiny.yaml").write_text(RECIPE)
-    runs, data = root / "runs", image_folder(root / "data", train=2 * STEPS, test=100, noise=250)
+    runs, data = root / "runs", noisy_images(root / "data", train=2 * STEPS, test=100)
     words = ["experiment", str(root / "noise.yaml"), "--data", str(data), "-o", str(runs)]
     words += ["--report", str(root / "docs" / "noise.md"), "--no-compile", "--workers", "0", "--device", "cpu"]
     said, kept = {}, {}
@@ -343,17 +357,21 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", "an experiment is a table of title, about, pairs, got"),
-        ("{title: A, about: B, pairs: []}", "pairs is a list of tables with recipe and seeds, got"),
-        ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seed: 3}]}", "a pair is a table of recipe, seeds, got"),
+        ("[1, 2]", "an experiment is a table with title, about, and a list of pairs, got [1, 2]"),
+        ("{title: A, about: B, pairs: []}", "an experiment is a table with title, about, and a list of pairs, got"),
+        ("{titel: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}]}", "no field 'titel'; did you mean 'title'?"),
+        (
+            "{title: A, about: B, pairs: [{recipe: cifar10_vit, seed: 3}]}",
+            "a pair has no field 'seed'; did you mean 'seeds'?",
+        ),
         (
             "{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 0}]}",
-            "seeds is a whole number, at least 1, got 0",
+            "seeds is a whole number of at least 1, got 0",
         ),
         ("{title: A, about: B, pairs: [{recipe: cifar10_vt, seeds: 1}]}", "no recipe is called 'cifar10_vt'"),
         ("{title: A, about: [B], pairs: [{recipe: cifar10_vit, seeds: 1}]}", "about is text, got"),
         ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}, {recipe: cifar10_vit, seeds: 2}]}", "one pair"),
-        ("title: [", "while parsing"),
+        ("title: [", "line 1"),
     ],
 )
 def test_plans_that_are_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -1,20 +1,208 @@
-"""Small things to train on."""
+"""Small runs for tests of training: images, recipes with all that is random, and processes that can be killed."""
 
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
+import torch
 from PIL import Image
+from typer.testing import CliRunner
+
+from flopping.cli import app
+from flopping.training.checkpoint import Keeper
+from flopping.training.journal import read_log
+
+TIMING = ("images_per_s", "waiting", "seconds")
+"""What a log says about speed, and no two runs have in common."""
+RANDAUGMENT = {"augment": "rand-m9-mstd0.5-inc1"}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ViT": (
+        "deit3_flop_test_patch16_64",
+        {
+            "model_args": {"embed_dim": 32, "depth": 2, "proj_drop_rate": 0.1, "attn_drop_rate": 0.1},
+            "optimizer": "lamb",
+            "augment": "3a",
+            "repeats": 3,
+            "loss": "bce",
+        },
+    ),
+    "ResMLP": (
+        "resmlp_flop_test_64",
+        {"model_args": {"embed_dim": 32, "depth": 2, "proj_drop_rate": 0.1}, "optimizer": "lamb", **RANDAUGMENT},
+    ),
+    "ConvNeXt": (
+        "convnext_flop_iso_test",
+        {"model_args": {"dims": [16], "depths": [2]}, "optimizer": "adamw", "drop_path_rises": True, **RANDAUGMENT},
+    ),
+}
+"""A small network of each, and what its recipes have of their own."""
+EVERYTHING = {
+    "epochs": 3,
+    "batch_size": 12,
+    "lr": 3e-3,
+    "warmup_epochs": 1,
+    "weight_decay": 0.05,
+    "clip_grad": 1.0,
+    "ema": 0.9,
+    "drop_path": 0.2,
+    "dropout": 0.2,
+    "label_smoothing": 0.1,
+    "color_jitter": 0.3,
+    "crop_scale": 0.5,
+    "erase": 0.5,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+}
+"""All that is random or has a state."""
+ABOUT = {"source": "tests", "command": "none", "cost": "none"}
+Strikes: TypeAlias = Sequence[tuple[str, str, int, int]]
 
 
-def image_folder(root: Path, *, train: int, test: int, size: int = 16, noise: float = 60) -> Path:
-    """Two classes of noise, one brighter at the top and one at the bottom, so many images of each."""
+def image_folder(root: Path, train: int, test: int, classes: int = 3, size: int = 32) -> Path:
+    """So many images of each class: noise around a colour."""
     numbers = np.random.default_rng(0)
-    slope = np.linspace(80, -80, size)[:, None, None]
-    for split, each in (("train", train), ("val", test)):
-        for name, sign in (("top", 1), ("bottom", -1)):
-            folder = root / split / name
+    for split, count in (("train", train), ("val", test)):
+        for label in range(classes):
+            folder = root / split / f"class-{label}"
             folder.mkdir(parents=True)
-            for index in range(each):
-                pixels = 128 + sign * slope + numbers.normal(0, noise, (size, size, 3))
-                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
+            for number in range(count):
+                pixels = numbers.integers(0, 128, (size, size, 3)) + 127 * (np.arange(3) == label % 3)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:03d}.png")
     return root
+
+
+def recipe_file(path: Path, family: str, **fields: Any) -> Path:
+    """A recipe; JSON is YAML."""
+    path.write_text(json.dumps({"family": family, "about": ABOUT, "img_size": 32, **fields}), encoding="utf-8")
+    return path
+
+
+def command(recipe: Path, data: Path, run: Path, model: str, *more: str) -> list[str]:
+    """A run on one core that does everything often: it logs every step, and works on two chunks of a batch."""
+    options = ["--model", model, "--data", str(data), "-o", str(run), "--device", "cpu", "--log-steps", "1"]
+    return ["train", str(recipe), *options, *([] if "--compile" in more else ["--no-compile"]), *more]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said, with single spaces."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+
+def call(*arguments: str, curves: bool = False) -> Ended:
+    """A command in this process; without matplotlib, which takes longer than the run, unless curves are asked for."""
+    hidden = {} if curves else {"matplotlib": None}
+    with patch.dict(sys.modules, hidden):
+        found = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return Ended(found.exit_code, found.stdout, " ".join(found.stderr.split()))
+
+
+def flopping(*arguments: str) -> None:
+    """A command that ends this process."""
+    app(arguments, prog_name="flopping")
+
+
+def write_checkpoint(run: str | Path, step: int, score: float | None = None, size: int = 8) -> Path:
+    """A checkpoint in which every number is its step."""
+    weights = {"weight": torch.full((size,), float(step))}
+    return Keeper(Path(run)).write(step, score, f'{{"step": {step}}}', weights, weights, {"step": step})
+
+
+class Process:
+    """A command in a process, and a process group, of its own."""
+
+    def __init__(self, launcher: Launcher, number: int, out: Path, err: Path) -> None:
+        self.launcher, self.number, self.out, self.err = launcher, number, out, err
+
+    def send(self, number: signal.Signals, *, group: bool = False) -> None:
+        (os.killpg if group else os.kill)(self.number, number)
+
+    def wait(self, *, tidy: bool = True) -> Ended:
+        """Its end; processes that it leaves behind are ended, too."""
+        code = int(self.launcher.answer())
+        if tidy:
+            with suppress(ProcessLookupError):
+                os.killpg(self.number, signal.SIGKILL)
+        return Ended(code, self.out.read_text(encoding="utf-8"), self.err.read_text(encoding="utf-8"))
+
+
+class Launcher:
+    """Starts commands without waiting for torch to be imported, one at a time."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).with_name("launcher.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.answer() == "ready"
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def start(
+        self,
+        place: Path,
+        *arguments: Any,
+        limit: int | None = None,
+        strikes: Strikes = (),
+        curves: bool = False,
+        function: Callable[..., object] = flopping,
+    ) -> Process:
+        """Start a command; what it says goes to files in `place`. Without `curves`, it has no matplotlib.
+
+        No file it writes may be larger than `limit` bytes, as if the disk were full. `strikes` are the moments at
+        which it sends a signal to itself: see `launcher.strike`.
+        """
+        out, err = place / "out.txt", place / "err.txt"
+        order = {"function": function.__name__, "arguments": arguments, "limit": limit, "strikes": strikes}
+        order |= {"out": str(out), "err": str(err), "curves": curves}
+        assert self.process.stdin is not None
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+        return Process(self, int(self.answer()), out, err)
+
+    def run(self, place: Path, *arguments: Any, **more: Any) -> Ended:
+        """Start a command, and wait for its end."""
+        return self.start(place, *arguments, **more).wait()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The log of a run without what speed decides."""
+    return [{name: value for name, value in event.items() if name not in TIMING} for event in read_log(run)]
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All files of a folder with the times of their last change, to see that nothing was touched."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -26,7 +26,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r}")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
     return table_of_weights(content, repr(str(path)))
 
 
@@ -52,7 +52,8 @@ def _read_safetensors(path: Path) -> object:
         raise ValueError(f"{str(path)!r} is no whole .safetensors file: {error}") from error
 
 
-def _read_torch(path: Path) -> object:
+def read_torch(path: Path) -> object:
+    """What `torch.save` wrote, if it is nothing but data."""
     # Options of a training run are plain data. torch before 2.5 can't be told so, and refuses them.
     allowed = getattr(torch.serialization, "safe_globals", lambda _: nullcontext())
     try:

@@ -38,8 +38,8 @@ def page(folder: Folder, found: Sequence[Row], picture: str, command: str) -> st
         finished = f"**{len(done)} of {len(plan.runs)} runs have finished**; the figures below are of these."
     images = done[0].test_images
     sections = [
-        f"# {plan.title}: E(X) against X",
-        f"{plan.about} {_scale(folder)}{finished}",
+        f"# {plan.heading.title}: E(X) against X",
+        f"{plan.heading.about} {_scale(folder)}{finished}",
         _accuracy(found),
         f"± is the standard deviation over seeds. Accuracy is that of the last epoch, on {images:,} test images."
         " *Mirrored* is the accuracy on the same images mirrored, *changed* how many of them then get another class."

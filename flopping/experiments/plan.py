@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Annotated
 
 from flopping.paper import ordinary_name
 from flopping.training import recipe as recipes
+from flopping.training.fields import Range, check, make
+from flopping.training.plain_yaml import parse
 from flopping.training.recipe import Recipe
 
 
@@ -32,8 +32,11 @@ class Arm(Enum):
 class Pair:
     """X and E(X), trained by one recipe with several seeds. The recipe's network is E(X)."""
 
-    recipe: str
-    seeds: int
+    recipe: Annotated[str, "its name, or a file of yours"]
+    seeds: Annotated[int, Range(at_least=1), "how many runs of each network"]
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @cached_property
     def content(self) -> Recipe:
@@ -84,12 +87,22 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Heading:
+    """How the report begins."""
+
+    title: Annotated[str, "of the page"]
+    about: Annotated[str, "what is trained on what"]
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
 class Plan:
     """An experiment."""
 
     name: str
-    title: str
-    about: str
+    heading: Heading
     pairs: tuple[Pair, ...]
 
     @property
@@ -141,37 +154,23 @@ def load(name: str) -> Plan:
 def read(text: str, name: str, folder: Path | None) -> Plan:
     """A plan from the text of its file; recipes of yours lie beside it."""
     try:
-        content = _table(yaml.safe_load(text), ("title", "about", "pairs"), "an experiment")
-        for key in ("title", "about"):
-            if not isinstance(content[key], str):
-                raise ValueError(f"{key} is text, got {content[key]!r}")
-        rows = content["pairs"]
-        if not isinstance(rows, list) or not rows:
-            raise ValueError(f"pairs is a list of tables with recipe and seeds, got {rows!r}")
-        plan = Plan(name, content["title"], content["about"], tuple(_pair(row, folder) for row in rows))
-        doubled = {pair.name for pair in plan.pairs if sum(other.name == pair.name for other in plan.pairs) > 1}
+        content = parse(text)
+        if not isinstance(content, Mapping) or not isinstance(content.get("pairs"), list) or not content["pairs"]:
+            raise ValueError(f"an experiment is a table with title, about, and a list of pairs, got {content!r}")
+        heading = make(Heading, {key: value for key, value in content.items() if key != "pairs"}, "an experiment")
+        pairs = tuple(_placed(make(Pair, row, "a pair"), folder) for row in content["pairs"])
+        doubled = {pair.name for pair in pairs if sum(other.name == pair.name for other in pairs) > 1}
         if doubled:
             raise ValueError(f"a recipe makes one pair, and {', '.join(sorted(doubled))} is there more than once")
-        for pair in plan.pairs:
+        for pair in pairs:
             _ = pair.content  # a recipe that can't be read is refused before anything runs
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"experiment {name!r}: {' '.join(str(error).split())}") from error
-    return plan
+    except ValueError as error:
+        raise ValueError(f"experiment {name!r}: {error}") from error
+    return Plan(name, heading, pairs)
 
 
-def _pair(row: object, folder: Path | None) -> Pair:
-    content = _table(row, ("recipe", "seeds"), "a pair")
-    recipe, seeds = content["recipe"], content["seeds"]
-    if not isinstance(recipe, str):
-        raise ValueError(f"recipe is a name or a file that ends in .yaml, got {recipe!r}")
-    if type(seeds) is not int or seeds < 1:
-        raise ValueError(f"seeds is a whole number, at least 1, got {seeds!r}")
-    if folder is not None and recipe.endswith((".yaml", ".yml")):
-        recipe = str(folder / recipe)
-    return Pair(recipe, seeds)
-
-
-def _table(content: object, keys: Iterable[str], what: str) -> Mapping[str, Any]:
-    if not isinstance(content, Mapping) or set(content) != set(keys):
-        raise ValueError(f"{what} is a table of {', '.join(keys)}, got {content!r}")
-    return content
+def _placed(pair: Pair, folder: Path | None) -> Pair:
+    """With the path of a recipe that lies in the folder of the plan."""
+    if folder is None or not pair.recipe.endswith((".yaml", ".yml")):
+        return pair
+    return replace(pair, recipe=str(folder / pair.recipe))

@@ -4,6 +4,9 @@ A run keeps the last, one older in reserve, and the best:
 
     RUN/checkpoints/step-00000400/   config.json, model.safetensors, ema.safetensors, training.pt, manifest.json
     RUN/last, RUN/best               links to two of them
+
+A name tells what a writer was about when it was killed: `.new-` is not whole yet, `.old-` makes room for a newer one of
+the same step, `.gone-` is being removed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,14 +25,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
+
+from flopping.checkpoints.files import read_torch, read_weights
 
 FORMAT = "flopping-checkpoint-1"
 MANIFEST = "manifest.json"
 WEIGHTS, AVERAGE, TRAINING, CONFIG = "model.safetensors", "ema.safetensors", "training.pt", "config.json"
 KEEP = 2
 """The last one, and one in reserve."""
+_NAME = re.compile(r"step-([0-9]{8,})")
 
 
 class DamagedError(ValueError):
@@ -42,31 +50,33 @@ class Checkpoint:
     step: int
     score: float | None
     """Accuracy on the test images, where it was measured just before."""
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, str]
+    """The SHA-256 of every file."""
 
     def check(self) -> None:
         """Compare every file with its checksum."""
         for name, expected in self.files.items():
-            path = self.folder / name
             try:
-                found = _digest(path)
+                found = _digest(self.folder / name)
             except OSError as error:
                 raise DamagedError(
                     f"checkpoint {str(self.folder)!r}: {name} can't be read ({error.strerror})"
                 ) from error
-            if found != expected["sha256"]:
+            if found != expected:
                 raise DamagedError(f"checkpoint {str(self.folder)!r}: {name} is not as it was written")
 
     def weights(self) -> dict[str, Tensor]:
-        return load_file(self.folder / WEIGHTS)
+        return read_weights(self.folder / WEIGHTS)
 
     def average(self) -> dict[str, Tensor] | None:
         """The moving average of the weights, if the recipe has one."""
-        return load_file(self.folder / AVERAGE) if AVERAGE in self.files else None
+        return read_weights(self.folder / AVERAGE) if AVERAGE in self.files else None
 
     def training(self) -> dict[str, Any]:
-        """All that is needed to go on, beside the weights; plain data."""
-        state: dict[str, Any] = torch.load(self.folder / TRAINING, map_location="cpu", weights_only=True)
+        """All that is needed to go on, beside the weights; plain data, and refused if it is anything else."""
+        state = read_torch(self.folder / TRAINING)
+        if not isinstance(state, dict):
+            raise DamagedError(f"{str(self.folder / TRAINING)!r} is no state of a run but a {type(state).__name__}")
         return state
 
 
@@ -78,23 +88,34 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _sealed(content: dict[str, Any]) -> str:
+    """The checksum of a manifest, which is part of it: a score that was changed would make another one the best."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def read_manifest(folder: Path) -> Checkpoint:
     """A checkpoint from its folder; what it says about itself is checked, its files are not yet."""
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise DamagedError(
-                f"{str(folder)!r} is a checkpoint of format {content['format']!r}; this reads {FORMAT!r}"
-            )
-        score = content["score"]
-        files = {Path(name).name: dict(values) for name, values in content["files"].items()}
-        return Checkpoint(folder, int(content["step"]), None if score is None else float(score), files)
+        content = json.loads((folder / MANIFEST).read_bytes())
     except OSError as error:
         raise DamagedError(f"{str(folder)!r} is no checkpoint: {MANIFEST} can't be read ({error.strerror})") from error
-    except DamagedError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"{str(folder)!r} is no checkpoint: its {MANIFEST} is damaged") from error
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"checkpoint {str(folder)!r}: {MANIFEST} is not as it was written") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        kind = content.get("format") if isinstance(content, dict) else None
+        raise DamagedError(f"{str(folder)!r} is a checkpoint of format {kind!r}; this reads {FORMAT!r}")
+    seal = content.pop("sha256", None)
+    step, score, files = (content.get(key) for key in ("step", "score", "files"))
+    needed = {CONFIG, WEIGHTS, TRAINING}
+    if (
+        seal != _sealed(content)
+        or type(step) is not int
+        or not (score is None or (isinstance(score, (int, float)) and math.isfinite(score)))
+        or not isinstance(files, dict)
+        or not needed <= files.keys() <= {*needed, AVERAGE}  # names of ours only: none leads out of the folder
+    ):
+        raise DamagedError(f"checkpoint {str(folder)!r}: {MANIFEST} is not as it was written")
+    return Checkpoint(folder, step, score, files)
 
 
 class Keeper:
@@ -108,30 +129,44 @@ class Keeper:
         """The folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
-    def found(self) -> tuple[list[Checkpoint], list[str]]:
-        """Checkpoints with a readable manifest, newest first, and what is wrong with the others."""
-        good, problems = [], []
-        for folder in sorted(self.folder.glob("step-*"), reverse=True):
-            try:
-                good.append(read_manifest(folder))
-            except DamagedError as error:
-                problems.append(str(error))
-        return sorted(good, key=lambda c: c.step, reverse=True), problems
+    def _places(self) -> list[Path]:
+        """Folders that are called like checkpoints, newest first; what else lies there is none of ours."""
+        found = [(int(name[1]), path) for path in self.folder.glob("step-*") if (name := _NAME.fullmatch(path.name))]
+        return [path for step, path in sorted(found, reverse=True) if path == self.place(step)]
+
+    def _read(self, folder: Path) -> Checkpoint:
+        checkpoint = read_manifest(folder)
+        if folder != self.place(checkpoint.step):
+            raise DamagedError(f"{str(folder)!r} holds the checkpoint of another step, {checkpoint.step}")
+        return checkpoint
+
+    def found(self) -> list[Checkpoint]:
+        """Checkpoints with a sound manifest, newest first."""
+        good = []
+        for folder in self._places():
+            with suppress(DamagedError):
+                good.append(self._read(folder))
+        return good
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is as it was written, and what is wrong with newer ones, which are set aside."""
-        good, problems = self.found()
-        for checkpoint in good:
+        problems = []
+        found = None
+        self.clean()
+        for folder in self._places():
             try:
-                checkpoint.check()
+                found = self._read(folder)
+                found.check()
+                break
             except DamagedError as error:
+                found = None
                 problems.append(str(error))
-                aside = self.folder / f"damaged-{checkpoint.folder.name}"
-                shutil.rmtree(aside, ignore_errors=True)
-                os.rename(checkpoint.folder, aside)
-            else:
-                return checkpoint, problems
-        return None, problems
+                aside = folder.with_name(f"damaged-{folder.name}")
+                _remove(aside)
+                os.rename(folder, aside)
+        if problems:
+            self._link()
+        return found, problems
 
     def write(
         self,
@@ -143,9 +178,6 @@ class Keeper:
         training: Mapping[str, Any],
     ) -> Path:
         """A new checkpoint, on the disk before it has its name; then older ones that are not kept go."""
-        target = self.place(step)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.clean()
         buffer = io.BytesIO()
         torch.save(dict(training), buffer)
         contents = {
@@ -155,49 +187,80 @@ class Keeper:
         }
         if average is not None:
             contents[AVERAGE] = save(dict(average), {"format": "pt"})
-        place = self.folder / f".new-{target.name}"
+        target = self.place(step)
+        new, old = (target.with_name(f".{kind}-{target.name}") for kind in ("new", "old"))
         try:
-            place.mkdir()
-            files = {}
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True)
+                _sync(self.run)
+            self.clean()
+            new.mkdir()
             for name, content in contents.items():
-                _write(place / name, content)
-                files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+                _write(new / name, content)
+            files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
             manifest = {"format": FORMAT, "step": step, "score": score, "files": files}
-            _write(place / MANIFEST, json.dumps(manifest, indent=1).encode())
-            _sync(place)
-            if target.exists():  # of a run that was resumed before it, or damaged
-                os.rename(target, self.folder / f".old-{target.name}")
-            os.rename(place, target)
+            _write(new / MANIFEST, json.dumps({**manifest, "sha256": _sealed(manifest)}, indent=1).encode())
+            _sync(new)
+            if target.exists():  # it was saved before it was tested
+                os.rename(target, old)
+            os.rename(new, target)
             _sync(self.folder)
         except OSError as error:
-            shutil.rmtree(place, ignore_errors=True)
+            with suppress(OSError):
+                self.clean()
             size = sum(map(len, contents.values())) / 1e6
             raise OSError(
                 error.errno,
-                f"checkpoint of step {step} could not be written: it needs {size:.0f} MB in {str(self.folder)!r}"
+                f"the checkpoint of step {step} could not be written: it takes {size:.1f} MB in {str(self.folder)!r}"
                 f" ({error.strerror or error})",
             ) from error
         self._forget_others()
         return target
 
+    def _best(self, good: list[Checkpoint]) -> Checkpoint | None:
+        tested = [
+            (checkpoint.score, checkpoint.step, checkpoint) for checkpoint in good if checkpoint.score is not None
+        ]
+        return max(tested)[2] if tested else None
+
     def _forget_others(self) -> None:
-        good, _ = self.found()
-        best = max((c for c in good if c.score is not None), key=lambda c: (c.score, c.step), default=None)
-        kept = [*good[:KEEP], *([best] if best else [])]
-        for name, checkpoint in (("last", good[0]), ("best", best)):
-            if checkpoint is not None:
-                _link(self.run / name, checkpoint.folder)
+        self._link()
+        good = self.found()
+        kept = [*good[:KEEP], self._best(good)]
         for checkpoint in good:
             if checkpoint not in kept:
                 with suppress(OSError):  # what can't be removed now goes the next time
-                    gone = checkpoint.folder.with_name(f".old-{checkpoint.folder.name}")
-                    os.rename(checkpoint.folder, gone)
+                    os.rename(checkpoint.folder, checkpoint.folder.with_name(f".gone-{checkpoint.folder.name}"))
         self.clean()
 
+    def _link(self) -> None:
+        """Let the links of the run point where they should."""
+        good = self.found()
+        for name, checkpoint in (("last", next(iter(good), None)), ("best", self._best(good))):
+            if checkpoint is not None:
+                _link(self.run / name, checkpoint.folder)
+            else:
+                with suppress(OSError):
+                    (self.run / name).unlink()
+
     def clean(self) -> None:
-        """Remove what an interrupted writer left."""
-        for leftover in (*self.folder.glob(".new-*"), *self.folder.glob(".old-*")):
-            shutil.rmtree(leftover, ignore_errors=True)
+        """Undo what an interrupted writer began: what was to be replaced gets its name back, the rest goes."""
+        for old in self.folder.glob(".old-*"):
+            place = old.with_name(old.name.removeprefix(".old-"))
+            if not place.exists():
+                os.rename(old, place)
+        for kind in (".new-*", ".old-*", ".gone-*"):
+            for leftover in self.folder.glob(kind):
+                _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder or a file, if there is one and it can be."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -11,6 +11,8 @@ from flopping.bench.drawing import COLOURS, finished, panels, render, style
 from flopping.training.journal import read_log
 from flopping.whole import whole
 
+CURVES = "curves.png"
+
 
 def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     """A PNG of the loss and the accuracy of runs, given as their events by name."""
@@ -48,6 +50,6 @@ def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> 
 
 def draw_run(run: Path, name: str) -> Path:
     """The curves of one run, in its folder."""
-    path = run / "curves.png"
+    path = run / CURVES
     draw_curves({name: read_log(run)}, path)
     return path

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from io import BufferedIOBase
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,10 +62,10 @@ class FashionMnist:
         images, labels = self.images, self.labels
         if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE):
             raise ValueError(f"images are N x {SIDE} x {SIDE} of uint8, got {_times(images.shape)} of {images.dtype}")
+        if labels.ndim == 1 and len(labels) != len(images):
+            raise ValueError(f"each image has one label, got {len(images)} images and {len(labels)} labels")
         if labels.dtype != np.int64 or labels.ndim != 1:
             raise ValueError(f"labels are N of int64, got {_times(labels.shape)} of {labels.dtype}")
-        if len(images) != len(labels):
-            raise ValueError(f"each image has one label, got {len(images)} images and {len(labels)} labels")
         if not len(images):
             raise ValueError("there is at least one image, got none")
         strange = np.flatnonzero((labels < 0) | (labels >= len(CLASSES)))
@@ -106,13 +106,14 @@ def from_folder(folder: str | Path, train: bool) -> FashionMnist:
     The folder is the `root` of torchvision's `FashionMNIST`, the folder `raw` in it, or that of Debian's package
     `dataset-fashion-mnist`. Files are taken as they are or as .gz.
     """
-    folder = Path(folder)
+    folder, (images, labels) = Path(folder), file_names(train)
+    why = "it has neither file" if folder.is_dir() else "there is no such folder"
     for place in (folder, folder / "raw", folder / "FashionMNIST" / "raw"):
-        found = [_as_it_is_or_packed(place / name) for name in file_names(train)]
-        if found[0] and found[1]:
-            return _read_pair(found[0], found[1])
-    images, labels = file_names(train)
-    why = "these files are not there" if folder.is_dir() else "there is no such folder"
+        images_path, labels_path = _as_it_is_or_packed(place / images), _as_it_is_or_packed(place / labels)
+        if images_path and labels_path:
+            return _read_pair(images_path, labels_path)
+        if images_path or labels_path:
+            why = f"{str(place)!r} lacks {labels if images_path else images}"
     raise ValueError(
         f"no Fashion-MNIST in {str(folder)!r}: {why}. Expected are {images} and {labels}, both as they are or as .gz,"
         " in the folder or in FashionMNIST/raw inside it."
@@ -137,9 +138,12 @@ def _as_it_is_or_packed(path: Path) -> Path | None:
 
 
 def _read_pair(images: Path, labels: Path) -> FashionMnist:
-    pair = read_idx(images), read_idx(labels).astype(np.int64)
+    pixels = read_idx(images)
+    numbers: NDArray[Any] = read_idx(labels)
+    if numbers.shape == pixels.shape[:1]:  # no memory is taken for more labels than there are images
+        numbers = numbers.astype(np.int64)
     try:
-        return FashionMnist(*pair)
+        return FashionMnist(pixels, numbers)
     except ValueError as error:
         raise ValueError(f"{str(images)!r} and {labels.name!r} are no Fashion-MNIST: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -37,17 +38,20 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 
 
 class Journal:
-    """The events of a run, from a step on: what an interrupted run wrote beyond it is forgotten, and done again."""
+    """The events of a run, after so many of them: what an interrupted run wrote beyond is forgotten, and done again."""
 
-    def __init__(self, run: Path, console: Console, steps: int, step: int, *, speaks: bool) -> None:
+    def __init__(self, run: Path, console: Console, steps: int, step: int, events: int, *, speaks: bool) -> None:
         self.run, self.console, self.speaks = run, console, speaks
+        self.events = 0
         self.board: Any = None
         if not speaks:
             return
-        kept = [event for event in read_log(run) if event.get("step", 0) <= step]
+        kept = read_log(run)[:events]
+        self.events = len(kept)
         with whole(run / LOG) as place:
             place.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
-        self.file = open(run / LOG, "a", encoding="utf-8")  # noqa: SIM115 - closed in __exit__
+        # without a buffer, which would try to write once more when a file is closed that could not be written
+        self.file = open(run / LOG, "ab", buffering=0)  # noqa: SIM115 - closed in __exit__
         self.board = _board(run, step)
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -80,9 +84,16 @@ class Journal:
         """An event, on the disk before the run goes on."""
         if not self.speaks:
             return
-        self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        line = json.dumps({"kind": kind, "step": step, **values}).encode() + b"\n"
+        try:
+            if self.file.write(line) != len(line):  # the rest of a cut line is forgotten when the run is resumed
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            raise OSError(
+                error.errno, f"the log {str(self.run / LOG)!r} could not be written ({error.strerror})"
+            ) from error
+        self.events += 1
         if self.board is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -96,7 +107,7 @@ class Journal:
     def say(self, text: str) -> None:
         """A line for the person who watches."""
         if self.speaks:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
 
 def _board(run: Path, step: int) -> Any:

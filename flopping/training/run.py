@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
-from flopping.training.checkpoint import Keeper, read_manifest
-from flopping.training.curves import draw_run
+from flopping.training.checkpoint import Checkpoint, Keeper, read_manifest
+from flopping.training.curves import CURVES, draw_run
 from flopping.training.evaluate import Accuracy
+from flopping.training.folder import is_free, reserved
 from flopping.training.job import RUN, Job, Machine
+from flopping.training.journal import read_log
 from flopping.training.precision import usable_precision
 from flopping.training.processes import World, world
 from flopping.training.sources import open_source, require_same_classes
@@ -21,24 +25,58 @@ CHUNK = {"cpu": 64, "cuda": 256}
 
 
 def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume: bool = False) -> Accuracy:
-    """Train, or go on with training, in this process or in all that `torchrun` started."""
+    """Train, or go on with training, in this process or in all that `torchrun` started.
+
+    A run that has come to its end gives its result once more, and nothing is changed.
+    """
     job.recipe.require_family(job.model)
-    with world(machine.device) as here:
+    with world(machine.device) as here, ExitStack() as stack:
+        job = _with_precision(job, here, console)
         kept = _kept(job, folder, resume)
-        job = kept or _settled(job, here, console)
-        images, tests = (open_source(job.data, split, job.root) for split in ("train", "test"))
-        require_same_classes(images, tests, job.data)
-        here.wait()
-        if here.is_main and kept is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            job.write(folder)
-        trainer = Trainer(job, machine, folder, here, images, tests, console)
+        trainer = None
+        if kept is None:  # what can't be done is refused before there is a folder
+            trainer = _trainer(_with_chunk(job, here), machine, folder, here, console)
+            job = trainer.job
+        here.wait()  # all have looked before the main process writes
+        problem = None
+        if here.is_main:
+            try:
+                stack.enter_context(reserved(folder))
+                if kept is None:
+                    _kept(job, folder, resume=False)  # another process may have begun meanwhile
+                    job.write(folder)
+            except ValueError as error:
+                problem = str(error)
+        problem = here.agree(problem)
+        if problem is not None:
+            raise ValueError(problem)
+        start = None
         if kept is not None:
-            _restore(trainer, here, console)
+            job = kept
+            start = _newest(folder, here, console)
+            result = None if start is None else _result(folder, start.step)
+            if result is not None:
+                if here.is_main:
+                    console.print("This run has come to its end already.", highlight=False)
+                    if not (folder / CURVES).exists():
+                        _draw(folder, job.model, console)
+                return result
+        trainer = trainer or _trainer(job, machine, folder, here, console)
+        if start is not None:
+            trainer.restore(start)
         result = trainer.run()
         if here.is_main:
             _draw(folder, job.model, console)
         return result
+
+
+def _trainer(job: Job, machine: Machine, folder: Path, here: World, console: Console) -> Trainer:
+    """The trainer of a job, with its images. Nothing is written."""
+    train, test = (open_source(job.data, split, job.root) for split in ("train", "test"))
+    require_same_classes(train, test, job.data)
+    for note in filter(None, (train.note, test.note) if here.is_main else ()):
+        console.print(escape(note), highlight=False, soft_wrap=True)
+    return Trainer(job, machine, folder, here, train, test, console)
 
 
 def _kept(job: Job, folder: Path, resume: bool) -> Job | None:
@@ -48,22 +86,26 @@ def _kept(job: Job, folder: Path, resume: bool) -> Job | None:
     exists = (folder / RUN).exists()
     if exists and not resume:
         raise ValueError(f"there is a run in {str(folder)!r}: --resume goes on with it, or name another folder")
-    if not exists and folder.is_dir() and any(folder.iterdir()):
+    if not exists and not is_free(folder):
         raise ValueError(f"{str(folder)!r} holds other files than those of a run: name another folder")
     return job.continued(Job.read(folder), folder) if exists else None
 
 
-def _settled(job: Job, here: World, console: Console) -> Job:
-    """The job with what the machine decides: the arithmetic it has, and how many images it takes at a time."""
-    recipe = job.recipe
-    precision, why = usable_precision(recipe.precision, here.device)
+def _with_precision(job: Job, here: World, console: Console) -> Job:
+    """The job in the arithmetic that the machine has."""
+    precision, why = usable_precision(job.recipe.precision, here.device)
     if why and here.is_main:
         console.print(why, highlight=False)
-    recipe = recipe.override([f"precision={precision}"])
+    return replace(job, recipe=job.recipe.override([f"precision={precision}"]))
+
+
+def _with_chunk(job: Job, here: World) -> Job:
+    """The job with as many images at a time as the machine takes."""
+    recipe = job.recipe
     chunk = job.chunk or default_chunk(recipe.batch_size, here.size, CHUNK[here.device.type], recipe.mixes)
     if recipe.mixes and chunk % 2:
         raise ValueError(f"mixup and CutMix mix pairs of images: --chunk is even, got {chunk}")
-    return replace(job, recipe=recipe, chunk=chunk)
+    return replace(job, chunk=chunk)
 
 
 def default_chunk(batch_size: int, processes: int, most: int, even: bool) -> int:
@@ -86,20 +128,27 @@ def default_chunk(batch_size: int, processes: int, most: int, even: bool) -> int
     return found[-1]
 
 
-def _restore(trainer: Trainer, here: World, console: Console) -> None:
-    """Go on from the newest good checkpoint: the main process looks for it, and all read the same one."""
-    keeper = Keeper(trainer.folder)
+def _newest(folder: Path, here: World, console: Console) -> Checkpoint | None:
+    """The newest good checkpoint of a run: the main process looks for it, and all read the same one."""
+    keeper = Keeper(folder)
     step = -1.0
     if here.is_main:
         newest, problems = keeper.newest()
-        step = -1.0 if newest is None else newest.step
+        if newest is not None:
+            step = newest.step
+        instead = "the run starts from the beginning" if newest is None else f"the one of step {newest.step} is used"
         for problem in problems:
-            console.print(f"[yellow]Warning:[/yellow] {problem}; the one before it is used", highlight=False)
-        if newest is None:
+            console.print(f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}", highlight=False, soft_wrap=True)
+        if newest is None and not problems:
             console.print("No checkpoint was written yet: the run starts from the beginning.")
     (step,) = here.sum([step if here.is_main else 0.0])
-    if step >= 0:
-        trainer.restore(read_manifest(keeper.place(int(step))))
+    return read_manifest(keeper.place(int(step))) if step >= 0 else None
+
+
+def _result(folder: Path, step: int) -> Accuracy | None:
+    """The result of a run whose newest checkpoint is of a step, if that was its last one."""
+    ends = [event for event in read_log(folder) if event.get("kind") == "end" and event.get("step") == step]
+    return Accuracy(**ends[-1]["result"]) if ends else None
 
 
 def _draw(folder: Path, name: str, console: Console) -> None:
@@ -108,4 +157,4 @@ def _draw(folder: Path, name: str, console: Console) -> None:
     except ValueError as error:  # without matplotlib a run is as good
         console.print(f"No curves: {error}", highlight=False)
     else:
-        console.print(f"Curves: {path}", highlight=False, soft_wrap=True)
+        console.print(f"Curves: {escape(str(path))}", highlight=False, soft_wrap=True)

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from types import FrameType
-from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from timm.utils import ModelEmaV3
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from flopping.training.checkpoint import Checkpoint, Keeper
 from flopping.training.evaluate import Accuracy, accuracy
+from flopping.training.feeds import eval_batches, training_feed
+from flopping.training.images import Images
 from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
 from flopping.training.learning import loss_function, mixing, optimiser, schedule
-from flopping.training.loader import Batch, eval_batches, eval_transform, training_batches, training_transform
+from flopping.training.loader import Batch, Feed, Preparation, Timed, Transform, eval_transform, training_transform
 from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
 from flopping.training.optimiser_state import fill_optimiser_, optimiser_state
 from flopping.training.order import Chunks, Order
-from flopping.training.processes import Replica, World, fill_, whole_state
+from flopping.training.processes import Replica, World, fill_, not_finite, whole_state
 from flopping.training.randomness import derived, reseed
-from flopping.training.sources import Source
-
-
-class StoppedError(Exception):
-    """A run that ended before its last step, in a way that its owner should know of."""
-
-
-class InterruptedRunError(StoppedError):
-    """A run that was asked to stop, and has saved all it knows."""
+from flopping.training.stops import InterruptedRunError, Signals, StoppedError
 
 
 @dataclass
@@ -45,6 +37,10 @@ class Progress:
     """Where a run is, and what it has seen on the way."""
 
     step: int = 0
+    epochs: int = 0
+    """Epochs that were ended: tested, if that was due, and saved."""
+    events: int = 0
+    """Lines of the log."""
     loss_sum: float = 0.0
     """Of the steps since the last line of the log."""
     losses: int = 0
@@ -87,7 +83,7 @@ class Trainer:
     """One run, in one of the processes that take part."""
 
     def __init__(
-        self, job: Job, machine: Machine, folder: Path, world: World, train: Source, test: Source, console: Console
+        self, job: Job, machine: Machine, folder: Path, world: World, train: Images, test: Images, console: Console
     ) -> None:
         self.job, self.machine, self.folder, self.world, self.console = job, machine, folder, world, console
         self.recipe = recipe = job.recipe
@@ -117,10 +113,24 @@ class Trainer:
         self.keeper = Keeper(folder)
         self.progress = Progress()
         self.unreadable: set[int] = set()
+        """Training images that could not be read, in any process."""
+        self.found_unreadable: set[int] = set()
+        """Those that only this process knows of yet."""
+        self.unreadable_tests: set[int] = set()
+        self.signals = Signals(speaks=world.is_main, launched=world.size > 1)
         self.window = Window()
         self.is_warm = False
-        self.stop_asked = self.stops = False
         self.saved_at = monotonic()
+
+    # -- images
+
+    def feed(self) -> Feed:
+        """This process's share of the training images."""
+        transform = training_transform(self.recipe, self.normal, self.flip)
+        return training_feed(self.train, self._preparation(transform), self.chunks, self.machine.workers, self.world)
+
+    def _preparation(self, transform: Transform) -> Preparation:
+        return Preparation(transform, self.recipe.in_chans, self.normal, self.world.device, self.dtype)
 
     # -- one step
 
@@ -130,14 +140,14 @@ class Trainer:
             return nullcontext()
         return torch.autocast(self.world.device.type, getattr(torch, self.recipe.precision))
 
-    def _step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
+    def step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
         """One step of the optimiser; gives the mean loss of this process."""
         self.optimizer.zero_grad(set_to_none=True)
         mine = self.chunks.mine
         total = torch.zeros((), device=self.world.device, dtype=self.dtype)
         for chunk in mine:
             batch = next(batches)
-            self.unreadable.update(batch.unreadable)
+            self.found_unreadable.update(batch.unreadable)
             images = batch.images.to(self.world.device, self.dtype, non_blocking=True)
             targets = batch.labels.to(self.world.device, non_blocking=True)
             reseed(derived(self.recipe.seed, "chunk", epoch, step, chunk))  # for mixing and for what is dropped
@@ -166,77 +176,50 @@ class Trainer:
     def run(self) -> Accuracy:
         """Train to the end, from where the run stands, and test."""
         self.model.train()
+        progress = self.progress
         with (
-            self._signals(),
+            self.signals,
             Journal(
-                self.folder, self.console, self.steps, self.progress.step, speaks=self.world.is_main
+                self.folder, self.console, self.steps, progress.step, progress.events, speaks=self.world.is_main
             ) as self.journal,
         ):
             self._introduce()
-            loader = training_batches(
-                self.train,
-                training_transform(self.recipe, self.normal, self.flip),
-                self.recipe.in_chans,
-                self.chunks,
-                self.machine.workers,
-                self.world.device.type == "cuda",
-            )
+            feed = self.feed()
             result = None
-            while self.progress.step < self.steps:
-                result = self._epoch(loader)
+            while progress.epochs < self.recipe.epochs:
+                result = self._epoch(feed)
             result = result or self._test()
-            self._list_unreadable()
+            self._end(result)
         return result
 
-    def _epoch(self, loader: Any) -> Accuracy | None:
-        epoch, first = divmod(self.progress.step, self.order.steps)
-        self.chunks.start_at(epoch, first)
-        batches = iter(loader)
+    def _epoch(self, feed: Feed) -> Accuracy | None:
+        epoch = self.progress.epochs
+        first = self.progress.step - epoch * self.order.steps
+        batches = Timed(feed.start(epoch, first))
         # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
         period = 1 if self.world.device.type == "cpu" else 10
         losses: list[Tensor] = []
         started = monotonic()
-        loading = 0.0
-
-        def timed() -> Iterator[Batch]:
-            nonlocal loading
-            while True:
-                before = monotonic()
-                batch = next(batches)
-                loading += monotonic() - before
-                yield batch
-
-        waiting = timed()
         for step in range(first, self.order.steps):
-            losses.append(self._step(epoch, step, waiting))
+            losses.append(self.step(epoch, step, batches))
             if len(losses) == period or step + 1 == self.order.steps:
                 numbers = torch.stack(losses).tolist()
                 losses = []
-                self._look(numbers, monotonic() - started, loading)
-                started, loading = monotonic(), 0.0  # what a checkpoint took is no part of training
-                if self.stops and step + 1 < self.order.steps:
-                    self._stop()
-        result = self._end_of_epoch(epoch)
-        if self.stops and self.progress.step < self.steps:
-            self._stop()
-        return result
-
-    def _stop(self) -> None:
-        """End the run as it was asked to; the end of an epoch has saved already."""
-        checkpoint = self.save(None) if self.progress.step % self.order.steps else self.keeper.place(self.progress.step)
-        raise InterruptedRunError(
-            f"stopped after step {self.progress.step} of {self.steps}; it is kept in {checkpoint}"
-        )
+                self._look(numbers, monotonic() - started, batches.seconds)
+                started, batches.seconds = monotonic(), 0.0  # what a checkpoint took is no part of training
+        return self._end_of_epoch(epoch)
 
     def _look(self, losses: list[float], seconds: float, loading: float) -> None:
         """What the last steps gave; whether to log, to save, or to stop."""
         world, progress = self.world, self.progress
         save = world.is_main and self._save_is_due(len(losses))
-        *sums, stop, save_all = world.sum([*losses, float(self.stop_asked), float(save)])
+        *sums, bad, stop, save_all = world.sum(
+            [*losses, float(len(self.found_unreadable)), float(self.signals.asked), float(save)]
+        )
         means = [value / world.size for value in sums]
         for offset, mean in enumerate(means, 1):
             if not math.isfinite(mean):
-                raise StoppedError(self._diverged(progress.step + offset, mean))
+                raise StoppedError(self._diverged(f"the loss is {mean} in step {progress.step + offset}"))
         images = len(means) * self.order.batch_size
         progress.add(means, images)
         if self.is_warm:
@@ -246,7 +229,8 @@ class Trainer:
             self.window.seconds += seconds
             self.window.waiting += loading
         self.is_warm = True
-        self._check_readable()
+        if bad:
+            self._share_unreadable()
         if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
             self.journal.write(
                 "step",
@@ -260,8 +244,9 @@ class Trainer:
             progress.loss_sum, progress.losses = 0.0, 0
             self.window = Window()
         self.journal.progress(progress.step, f"loss {means[-1]:.3f}, {progress.speed:.0f} images/s")
-        self.stops = bool(stop)
-        if save_all and not stop and progress.step % self.order.steps:
+        if stop:
+            raise self._interrupted(self.save(None))
+        if save_all and progress.step % self.order.steps:
             self.save(None)
 
     def _save_is_due(self, steps: int) -> bool:
@@ -272,6 +257,7 @@ class Trainer:
 
     def _end_of_epoch(self, epoch: int) -> Accuracy | None:
         progress = self.progress
+        self._require_finite()
         tested = (epoch + 1) % self.machine.test_epochs == 0 or progress.step == self.steps
         result = self._test() if tested else None
         average = self._test_average() if tested and self.average is not None else None
@@ -291,7 +277,11 @@ class Trainer:
                 f"epoch {epoch + 1:3d} of {self.recipe.epochs}: loss {loss:.4f}, top-1 {result.top1:.2f} %{more},"
                 f" {progress.speed:.0f} images/s"
             )
-        self.save(None if result is None else result.top1)
+        progress.epochs += 1
+        checkpoint = self.save(None if result is None else result.top1)
+        (stop,) = self.world.sum([float(self.signals.asked)])
+        if stop and progress.step < self.steps:
+            raise self._interrupted(checkpoint)
         return result
 
     # -- testing
@@ -299,14 +289,10 @@ class Trainer:
     def _test(self) -> Accuracy:
         """Accuracy on the test images; with mirrored ones at the end of the run."""
         self.model.eval()
+        self.unreadable_tests.clear()
+        transform = eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
         batches = eval_batches(
-            self.test,
-            eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation, self.normal),
-            self.recipe.in_chans,
-            self.machine.test_batch,
-            self.machine.workers,
-            self.world.device.type == "cuda",
-            self.world,
+            self.test, self._preparation(transform), self.machine.test_batch, self.machine.workers, self.world
         )
         try:
             return accuracy(
@@ -316,6 +302,7 @@ class Trainer:
                 self.precision,
                 dtype=self.dtype,
                 mirror=self.progress.step == self.steps,
+                each=lambda batch: self.unreadable_tests.update(batch.unreadable),
             )
         finally:
             self.model.train()
@@ -337,15 +324,18 @@ class Trainer:
     # -- keeping
 
     def save(self, score: float | None) -> Path:
-        """A checkpoint; all processes take part, the main one writes."""
+        """A checkpoint of finite numbers; all processes take part, the main one writes."""
+        self._require_finite()
         main = self.world.is_main
+        self.progress.events = self.journal.events
         weights = whole_state(self.model.state_dict(), main)
         average = None if self.average is None else whole_state(self.average.module.state_dict(), main)
         state = {
             "progress": vars(self.progress).copy(),
             "optimizer": optimiser_state(self.model, self.optimizer, main),
             "scaler": self.scaler.state_dict(),
-            "unreadable": sorted(set(self.world.lists(sorted(self.unreadable)))),
+            "unreadable": sorted(self.unreadable),
+            "images": len(self.train),
         }
         problem = None
         path = self.folder
@@ -356,75 +346,104 @@ class Trainer:
                 problem = str(error.strerror)
         problem = self.world.agree(problem)
         if problem is not None:
-            raise StoppedError(f"{problem}. {self._last_good()}Free some space, then resume with --resume")
+            raise StoppedError(f"{problem}. {self._last_good()}Free some space, then go on with --resume")
         self.saved_at = monotonic()
         return path
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Stand where a checkpoint was written."""
-        for name, tensor in checkpoint.weights().items():
-            fill_(self.model.state_dict()[name], tensor)
-        average = checkpoint.average()
-        if self.average is not None and average is not None:
-            for name, tensor in average.items():
-                fill_(self.average.module.state_dict()[name], tensor)
         state = checkpoint.training()
-        self.progress = Progress(**state["progress"])
-        fill_optimiser_(self.model, self.optimizer, state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.unreadable = set(state["unreadable"])
+        what = f"checkpoint {str(checkpoint.folder)!r}"
+        try:
+            if state["images"] != len(self.train):
+                raise ValueError(
+                    f"{what} was written in a run on {state['images']} training images, and {self.job.data!r} has"
+                    f" {len(self.train)} now: bring them back, or start another run (--init takes weights along)"
+                )
+            self._fill(self.model, checkpoint.weights(), what)
+            if self.average is not None:
+                self._fill(self.average.module, checkpoint.average() or {}, what)
+            self.progress = Progress(**state["progress"])
+            fill_optimiser_(self.model, self.optimizer, state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            self.unreadable = set(state["unreadable"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{what} is not of this run: its training.pt has another form ({type(error).__name__}: {error})"
+            ) from error
+
+    def _fill(self, model: nn.Module, weights: dict[str, Tensor], what: str) -> None:
+        own = model.state_dict()
+        for name in sorted({*own, *weights}):
+            ours, theirs = (tuple(state[name].shape) if name in state else None for state in (own, weights))
+            if ours != theirs:
+                raise ValueError(f"{what} is not of this run: {name} is {theirs} there, and {ours} in {self.job.model}")
+            fill_(own[name], weights[name])
 
     # -- what can go wrong
 
     def _last_good(self) -> str:
         if not self.world.is_main:
             return ""
-        good, _ = self.keeper.found()
+        good = self.keeper.found()
         return f"The last good checkpoint is {str(good[0].folder)!r}. " if good else "There is no checkpoint yet. "
 
-    def _diverged(self, step: int, loss: float) -> str:
-        hint = f"Try a lower lr (it was {self.recipe.lr:g}), longer warm-up, or clip_grad=1.0"
-        if self.recipe.precision == "float16":
-            hint += ", or precision=bfloat16"
-        return f"the loss is {loss} in step {step}. {self._last_good()}{hint}"
+    def _interrupted(self, checkpoint: Path) -> InterruptedRunError:
+        return InterruptedRunError(
+            f"stopped after step {self.progress.step} of {self.steps}; all is kept in {str(checkpoint)!r}"
+        )
 
-    def _check_readable(self) -> None:
-        bad, seen = len(self.unreadable), min(self.progress.images // self.world.size, len(self.train))
-        if bad > self.machine.unreadable_share * seen and bad > 1:
+    def _diverged(self, what: str) -> str:
+        other = ", or precision=bfloat16" if self.recipe.precision == "float16" else ""
+        return (
+            f"{what}. {self._last_good()}Start again in another folder with a lower lr (it was {self.recipe.lr:g}),"
+            f" longer warm-up, or clip_grad=1.0{other}; --init takes weights along"
+        )
+
+    def _require_finite(self) -> None:
+        """Stop if a step whose own loss was finite has left NaN or an infinity in what would be saved."""
+        tensors = {f"the weights {name}": tensor for name, tensor in self.model.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"the average of {name}": value for name, value in self.average.module.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"the optimiser's {key} of {name}"] = value
+        problem = self.world.agree(not_finite(tensors))
+        if problem is not None:
+            raise StoppedError(self._diverged(f"NaN or infinite values in {problem} after step {self.progress.step}"))
+
+    def _share_unreadable(self) -> None:
+        """Let all processes know which images one of them could not read; stop if they are too many."""
+        self.unreadable |= set(self.world.lists(sorted(self.found_unreadable)))
+        self.found_unreadable.clear()
+        share = self.machine.unreadable_share
+        if len(self.unreadable) > share * len(self.train):
             raise StoppedError(
-                f"{bad} of {seen} images can't be read, more than --unreadable-share {self.machine.unreadable_share:g}"
-                f" allows: {self._names(self.unreadable)}. Replace or remove them"
+                f"{len(self.unreadable)} of {len(self.train)} training images can't be read, more than"
+                f" --unreadable-share {share:g} allows: {_names(self.train, self.unreadable)}. Replace them by good"
+                " ones and go on with --resume, or allow more"
             )
 
-    def _names(self, indices: set[int], most: int = 10) -> str:
-        shown = [self.train.where(index) for index in sorted(indices)[:most]]
-        return ", ".join(shown) + (f" and {len(indices) - most} more" if len(indices) > most else "")
-
-    def _list_unreadable(self) -> None:
-        every = set(self.world.lists(sorted(self.unreadable)))
-        if every:
-            self.journal.write("unreadable", self.progress.step, files=[self.train.where(i) for i in sorted(every)])
-            self.journal.say(
-                f"[yellow]{len(every)} training images could not be read[/yellow], others came in their place:"
-                f" {self._names(every)}"
-            )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Asked to stop, a run ends the step, saves and ends; asked again, it ends at once."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self.stop_asked:
-                raise KeyboardInterrupt
-            self.stop_asked = True
-            self.journal.say(f"{signal.Signals(number).name}: ending the step and saving; once more to end at once")
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _end(self, result: Accuracy) -> None:
+        """The last event of a run, and a word on images that could not be read."""
+        tests = set(self.world.lists(sorted(self.unreadable_tests)))
+        found = [
+            (self.train, self.unreadable, "training", "others came in their place"),
+            (self.test, tests, "test", "they were left out"),
+        ]
+        for source, indices, kind, meanwhile in found:
+            if indices:
+                self.journal.say(
+                    f"[yellow]{len(indices)} {kind} images could not be read[/yellow], {meanwhile}:"
+                    f" {escape(_names(source, indices))}. Replace them by good ones before the next run."
+                )
+        self.journal.write(
+            "end",
+            self.progress.step,
+            result=result.as_dict(),
+            unreadable=[source.where(index) for source, indices, *_ in found for index in sorted(indices)],
+        )
 
     def _introduce(self) -> None:
         recipe, order = self.recipe, self.order
@@ -441,3 +460,8 @@ class Trainer:
             )
         if self.progress.step:
             self.journal.say(f"Resumed after step {self.progress.step} of {self.steps}.")
+
+
+def _names(source: Images, indices: set[int], most: int = 10) -> str:
+    shown = [source.where(index) for index in sorted(indices)[:most]]
+    return ", ".join(shown) + (f" and {len(indices) - most} more" if len(indices) > most else "")

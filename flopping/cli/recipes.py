@@ -1,0 +1,115 @@
+"""`flopping recipes`."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flopping.cli.common import app, refusals
+
+if TYPE_CHECKING:
+    from flopping.training.recipe import Recipe
+
+WIDTH = 130
+"""Columns that the table of recipes needs."""
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="One of them, or a file of yours that ends in .yaml.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Fields to change, as for `flopping train`.")
+    ] = None,
+    fields: Annotated[bool, typer.Option("--fields", help="What fields a recipe has, and what they mean.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per recipe, or per field.")] = False,
+) -> None:
+    """List the recipes for training, or show one as YAML, checked and with fields changed.
+
+    Examples: flopping recipes; flopping recipes deit3_base; flopping recipes mine.yaml lr=1e-3 epochs=100;
+    flopping recipes --fields
+    """
+    from flopping.training.recipe import documentation, load, names, text_of
+
+    with refusals():
+        if fields:
+            if name is not None:
+                raise ValueError(f"--fields is about all recipes, got {name!r} too")
+            _show_fields(documentation(), json)
+        elif name is None:
+            _list({each: load(each) for each in names()}, json)
+        else:
+            recipe = load(name).override(changes or ())
+            if json:
+                typer.echo(_as_json(name, recipe))
+            else:
+                typer.echo(recipe.to_yaml() if changes else text_of(name), nl=False)
+
+
+def _list(found: dict[str, Recipe], json: bool) -> None:
+    table = Table(
+        "recipe",
+        "family",
+        "model",
+        "epochs",
+        "batch",
+        "optimiser",
+        "lr",
+        "expected top-1 %",
+        caption="The model may be any of the family. X is an ordinary network, E, H and I its twins.",
+        caption_justify="left",
+    )
+    for name, recipe in found.items():
+        if json:
+            typer.echo(_as_json(name, recipe))
+        table.add_row(
+            name,
+            recipe.family,
+            recipe.model,
+            str(recipe.epochs),
+            str(recipe.batch_size),
+            recipe.optimizer,
+            f"{recipe.lr:g}",
+            _accuracies(recipe),
+        )
+    if not json:
+        _print(table, WIDTH)
+
+
+def _accuracies(recipe: Recipe) -> str:
+    """X 83.1, E 82.2: twins of the recipe's own network by their letters, others by their names."""
+    from flopping.paper import ordinary_name, results
+
+    def short(name: str) -> str:
+        ordinary = ordinary_name(name)
+        if name not in results() or ordinary != ordinary_name(recipe.model):
+            return name
+        return "X" if name == ordinary else name[0]
+
+    return ", ".join(f"{short(name)} {top1:.1f}" for name, top1 in recipe.about.expected.items())
+
+
+def _show_fields(rows: list[tuple[str, str, str]], json: bool) -> None:
+    table = Table("field", "default", "meaning", caption="Without a default: must be given.", caption_justify="left")
+    for field, default, meaning in rows:
+        if json:
+            typer.echo(json_module.dumps({"field": field, "default": default, "meaning": meaning}))
+        table.add_row(field, default, meaning)
+    if not json:
+        _print(table)
+
+
+def _as_json(name: str, recipe: Recipe) -> str:
+    return json_module.dumps({"recipe": name, **asdict(recipe)}, allow_nan=False)
+
+
+def _print(table: Table, width: int = 0) -> None:
+    console = Console()
+    console.width = max(console.width, width)  # names are never cut
+    console.print(table)

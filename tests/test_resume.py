@@ -1,0 +1,333 @@
+"""Runs that are killed, stopped and resumed end with the bits of one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from functools import cache
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import torch
+from training_runs import EVERYTHING, FAMILIES, Ended, Launcher, call, command, contents, events, recipe_file
+
+from flopping.training.checkpoint import AVERAGE, TRAINING, WEIGHTS, Keeper
+
+STEPS = 4
+"""Steps of an epoch: 48 images in batches of 12."""
+LAST = 3 * STEPS
+SAVED = ("--chunk", "6", "--workers", "1", "--save-steps", "1", "--resume")
+
+
+def run_of(family: str, images: Path, folder: Path, *more: str) -> list[str]:
+    model, fields = FAMILIES[family]
+    folder.parent.mkdir(exist_ok=True)
+    recipe = recipe_file(folder.parent / f"{family}.yaml", family, **{**EVERYTHING, **fields})
+    return command(recipe, images, folder, model, *SAVED, *more)
+
+
+@pytest.fixture(scope="module")
+def whole(launcher: Launcher, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The run of a family that nobody interrupts, and what it said."""
+
+    @cache
+    def made(family: str) -> tuple[Path, Ended]:
+        place = tmp_path_factory.mktemp(family)
+        ended = launcher.run(place, *run_of(family, images, place / "run"))
+        assert ended.code == 0, ended.err
+        return place / "run", ended
+
+    return made
+
+
+def same(one: Any, other: Any) -> bool:
+    """The same to the last bit, whatever tensors lie in."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """Weights, averaged weights, the state of the optimiser and the log."""
+    for name in (WEIGHTS, AVERAGE):
+        assert (run / "last" / name).read_bytes() == (whole / "last" / name).read_bytes(), name
+    mine, theirs = (torch.load(path / "last" / TRAINING, weights_only=True) for path in (run, whole))
+    assert same(mine["optimizer"], theirs["optimizer"])
+    assert events(run) == events(whole)
+    assert (run / "best").readlink() == (whole / "best").readlink()
+    assert sorted(os.listdir(run)) == sorted(os.listdir(whole))
+    assert sorted(os.listdir(run / "checkpoints")) == sorted(os.listdir(whole / "checkpoints"))
+
+
+def newest(run: Path) -> int:
+    return max((checkpoint.step for checkpoint in Keeper(run).found()), default=0)
+
+
+def wait_for_a_step(run: Path) -> None:
+    """Until the run has done a step more than now, so that it is training and not only starting."""
+    before, end = newest(run), monotonic() + 100
+    while newest(run) == before:
+        assert monotonic() < end, "no step was done"
+        sleep(0.005)
+
+
+def test_the_log_of_a_run_has_every_step_once(whole: Any) -> None:
+    """What the other tests compare with is as it should be, and all that is random is on."""
+    run, _ = whole("ViT")
+    log = events(run)
+    assert [event["step"] for event in log if event["kind"] == "step"] == list(range(1, LAST + 1))
+    assert [event["step"] for event in log if event["kind"] == "epoch"] == [4, 8, 12]
+    assert log[-1]["kind"] == "end"
+    assert log[-1]["result"]["top1"] == log[-2]["top1"]
+    assert {"ema_top1", "mirrored_top1", "changed"} <= log[-2].keys()
+    assert len({event["loss"] for event in log if event["kind"] == "step"}) == LAST
+
+
+KILLS = [
+    None,  # at a random moment
+    ("open", "/.new-step-", 8, signal.SIGKILL),  # before the weights of its second checkpoint are written
+    None,
+    ("os.rename", "/.new-step-", 2, signal.SIGKILL),  # before that has its name
+    None,
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_killed_at_random_moments(family: str, tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
+    """Several times, also in the middle of writing a checkpoint."""
+    moments = random.Random(family)
+    run = tmp_path / "run"
+    arguments = run_of(family, images, run)
+    kills = []
+    for strike in KILLS:
+        process = launcher.start(tmp_path, *arguments, strikes=[strike] if strike else [])
+        if strike is None:
+            wait_for_a_step(run)
+            sleep(moments.uniform(0, 0.15))
+            process.send(signal.SIGKILL)
+        ended = process.wait()
+        if ended.code == 0:  # too fast for us
+            break
+        assert ended.code == -signal.SIGKILL, f"killed after {kills}: {ended.code} {ended.err}"
+        kills.append(newest(run))
+    assert len(kills) >= 4, kills
+    ended = launcher.run(tmp_path, *arguments)
+    assert ended.code == 0, ended.err
+    assert_same(run, whole(family)[0])
+    assert {**ended.result, "run": ""} == {**whole(family)[1].result, "run": ""}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop(number: signal.Signals, tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
+    """Terminals and batch systems signal all processes, those that read images too."""
+    run = tmp_path / "run"
+    process = launcher.start(tmp_path, *run_of("ViT", images, run))
+    wait_for_a_step(run)
+    process.send(number, group=True)
+    ended = process.wait()
+    assert ended.code == 3, ended.err
+    assert "Traceback" not in ended.err
+    assert f"{number.name}: ending the step and saving; once more to end at once" in ended.err
+    stopped = newest(run)
+    assert f"stopped after step {stopped} of 12; all is kept in {str(Keeper(run).place(stopped))!r}" in ended.err
+    assert events(run)[-1]["step"] == stopped, "not one step more"
+    ended = launcher.run(tmp_path, *run_of("ViT", images, run))
+    assert ended.code == 0, ended.err
+    assert f"Resumed after step {stopped} of 12" in ended.err
+    assert_same(run, whole("ViT")[0])
+
+
+def test_stopped_in_the_last_step_of_an_epoch(tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
+    """The test that was still to come comes after resuming, and is in the log once, even if that is killed again."""
+    run = tmp_path / "run"
+    arguments = run_of("ViT", images, run, "--workers", "0")
+    asked = ("open", "/train/class-", 12 * STEPS - 3, signal.SIGTERM)
+    assert launcher.run(tmp_path, *arguments, strikes=[asked]).code == 3
+    assert newest(run) == STEPS
+    assert [event["kind"] for event in events(run)] == ["step"] * STEPS
+    killed = ("os.rename", "/.new-step-00000004", 1, signal.SIGKILL)
+    assert launcher.run(tmp_path, *arguments, strikes=[killed]).code == -signal.SIGKILL
+    assert events(run)[-1]["kind"] == "epoch"
+    ended = launcher.run(tmp_path, *arguments)
+    assert ended.code == 0, ended.err
+    assert_same(run, whole("ViT")[0])
+
+
+def test_stopped_during_the_test_of_an_epoch(tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
+    run = tmp_path / "run"
+    arguments = run_of("ViT", images, run, "--workers", "0")
+    ended = launcher.run(tmp_path, *arguments, strikes=[("open", "/val/class-", 5, signal.SIGTERM)])
+    assert ended.code == 3, ended.err
+    assert "stopped after step 4 of 12" in ended.err
+    assert events(run)[-1]["kind"] == "epoch"
+    last = ("open", "/val/class-1/000.png", 3, signal.SIGTERM)  # an epoch has two tests, of the average too
+    ended = launcher.run(tmp_path, *arguments, strikes=[last])
+    assert ended.code == 0, "asked to stop in its last test, a run comes to its end"
+    assert_same(run, whole("ViT")[0])
+
+
+def test_asked_twice_it_ends_at_once(tmp_path: Path, launcher: Launcher, images: Path) -> None:
+    run = tmp_path / "run"
+    twice = [("open", "/train/class-", 12 + place, signal.SIGTERM) for place in (3, 5)]
+    ended = launcher.run(tmp_path, *run_of("ViT", images, run, "--workers", "0"), strikes=twice)
+    assert ended.code == 130, ended.err
+    assert "Traceback" not in ended.err
+    assert f"Ended at once; what was saved before is in {str(run)!r}" in ended.err
+    assert newest(run) == 1
+
+
+# -- the run's folder
+
+
+@pytest.fixture
+def small(tmp_path: Path, images: Path) -> list[str]:
+    """A run of two epochs of two steps without anything special."""
+    recipe = recipe_file(tmp_path / "small.yaml", "ViT", epochs=2, batch_size=24, optimizer="adamw", lr=1e-3)
+    return command(recipe, images, tmp_path / "run", FAMILIES["ViT"][0], "--workers", "0", "--chunk", "24")
+
+
+def test_a_finished_run_gives_its_result_and_changes_nothing(tmp_path: Path, small: list[str]) -> None:
+    first = call(*small)
+    assert first.code == 0, first.err
+    before = contents(tmp_path / "run")
+    again = call(*small, "--resume")
+    assert again.code == 0, again.err
+    assert again.result == first.result
+    assert "has come to its end already" in again.err
+    after = contents(tmp_path / "run")
+    assert {name: after[name] for name in after if name != ".lock"} == {n: before[n] for n in before if n != ".lock"}
+    # Without its last checkpoint it is not finished: it does the last epoch once more.
+    (tmp_path / "run" / "last" / WEIGHTS).write_bytes(b"damaged")
+    mended = call(*small, "--resume")
+    assert mended.code == 0, mended.err
+    assert "Warning: checkpoint" in mended.err
+    assert "is not as it was written; the one of step 2 is used" in mended.err
+    assert mended.result == first.result
+    assert events(tmp_path / "run")[-1]["kind"] == "end"
+    assert [event["step"] for event in events(tmp_path / "run")] == [1, 2, 2, 3, 4, 4, 4]
+
+
+def test_killed_after_its_last_checkpoint(tmp_path: Path, launcher: Launcher, small: list[str]) -> None:
+    """Before it said so, or before its curves were drawn."""
+    drawing = ("os.rename", "/.curves.png", 1, signal.SIGKILL)
+    assert launcher.run(tmp_path, *small, strikes=[drawing], curves=True).code == -signal.SIGKILL
+    assert not (tmp_path / "run" / "curves.png").exists()
+    done = contents(tmp_path / "run")
+    again = call(*small, "--resume", curves=True)
+    assert again.code == 0, again.err
+    assert (tmp_path / "run" / "curves.png").exists()
+    assert done["log.jsonl"] == contents(tmp_path / "run")["log.jsonl"]
+    log = tmp_path / "run" / "log.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:-1]) + lines[-1][:20])  # killed within the last line
+    again = call(*small, "--resume")
+    assert again.code == 0, again.err
+    assert log.read_text().splitlines(keepends=True) == lines
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path, small: list[str]) -> None:
+    assert call(*small).code == 0
+    before = contents(tmp_path / "run")
+    for refused, message in (
+        (small, f"there is a run in {str(tmp_path / 'run')!r}: --resume goes on with it"),
+        ([*small, "--resume", "lr=2e-3"], "was started otherwise: lr=0.002 (was 0.001)"),
+        ([*small, "--resume", "--chunk", "12"], "was started otherwise: chunk=12 (was 24)"),
+        ([*small, "--resume", "--model", "E(ViT-S)"], "model=E(ViT-S) (was deit3_flop_test_patch16_64)"),
+    ):
+        ended = call(*refused)
+        assert ended.code == 2, ended.err
+        assert message in ended.err
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_whose_precision_the_machine_chose_is_resumed(tmp_path: Path, small: list[str]) -> None:
+    """float16 is for GPUs; a CPU takes float32, also the second time."""
+    assert call(*small, "precision=float16").code == 0
+    again = call(*small, "precision=float16", "--resume")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize("left", [[], [".run.json.abc/run.json", ".lock"]], ids=["empty", "killed at once"])
+def test_where_there_is_no_run_yet_one_is_started(tmp_path: Path, small: list[str], left: list[str]) -> None:
+    for name in left:
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).touch()
+    (tmp_path / "run").mkdir(exist_ok=True)
+    ended = call(*small, "--resume")
+    assert ended.code == 0, ended.err
+    left = sorted(os.listdir(tmp_path / "run"))
+    assert left == [".lock", "best", "checkpoints", "last", "log.jsonl", "run.json"]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, small: list[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("mine")
+    for more in ([], ["--resume"]):
+        ended = call(*small, *more)
+        assert ended.code == 2, ended.err
+        assert "holds other files than those of a run" in ended.err
+    assert os.listdir(tmp_path / "run") == ["thesis.tex"]
+
+
+def test_killed_before_the_first_checkpoint(tmp_path: Path, launcher: Launcher, small: list[str]) -> None:
+    assert launcher.run(tmp_path, *small, strikes=[("open", "/train/class-", 9, signal.SIGKILL)]).code == -9
+    assert sorted(os.listdir(tmp_path / "run")) == [".lock", "log.jsonl", "run.json"]
+    ended = call(*small, "--resume")
+    assert ended.code == 0, ended.err
+    assert "No checkpoint was written yet: the run starts from the beginning" in ended.err
+
+
+def test_two_at_once_are_refused(tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
+    """The lock ends with the process that trains, though those that read images live on for a moment."""
+    run = tmp_path / "run"
+    arguments = run_of("ViT", images, run)
+    process = launcher.start(tmp_path, *arguments)
+    wait_for_a_step(run)
+    process.send(signal.SIGSTOP)
+    second = call(*arguments)
+    process.send(signal.SIGKILL)
+    process.wait(tidy=False)
+    assert second.code == 2
+    assert f"another process ({process.number} on {os.uname().nodename}) trains in {str(run)!r}" in second.err
+    third = call(*arguments)
+    assert third.code == 0, third.err
+    assert_same(run, whole("ViT")[0])
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path, small: list[str], images: Path) -> None:
+    assert call(*small).code == 0
+    other = [argument.replace(str(tmp_path / "run"), str(tmp_path / "other")) for argument in small]
+    assert call(*other, "model_args.embed_dim=32", "model_args.num_heads=2").code == 0
+    for name in ("last", "best", "log.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "own")
+    (tmp_path / "other" / "checkpoints").rename(tmp_path / "run" / "checkpoints")
+    ended = call(*small, "--resume")
+    assert ended.code == 2, ended.err
+    assert "step-00000004' is not of this run:" in ended.err
+    assert "in deit3_flop_test_patch16_64" in ended.err
+
+
+def test_other_images_are_refused(tmp_path: Path, launcher: Launcher, small: list[str], images: Path) -> None:
+    data = tmp_path / "data"
+    data.symlink_to(images)
+    small[small.index("--data") + 1] = str(data)
+    assert launcher.run(tmp_path, *small, strikes=[("open", "/train/class-", 50, signal.SIGTERM)]).code == 3
+    data.unlink()
+    for path in images.rglob("*.png"):
+        if path.name != "000.png" or "val" in path.parts:
+            place = data / path.relative_to(images)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(path)
+    ended = call(*small, "--resume")
+    assert ended.code == 2, ended.err
+    assert f"was written in a run on 48 training images, and {str(data)!r} has 45 now" in ended.err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"] == str(data)

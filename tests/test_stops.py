@@ -1,0 +1,205 @@
+"""Runs that can't go on say why, where they stand and what helps; nothing that was good is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_runs import FAMILIES, Launcher, call, command, contents, events, image_folder, recipe_file
+
+from flopping.training.checkpoint import Keeper
+
+
+@pytest.fixture
+def started(tmp_path: Path, images: Path) -> Callable[..., list[str]]:
+    """The command of a run of two epochs of four steps, with other fields."""
+
+    def made(*more: str, family: str = "ViT", data: Path = images, **fields: Any) -> list[str]:
+        size = FAMILIES[family][1]["model_args"]
+        fields = {"epochs": 2, "batch_size": 12, "optimizer": "adamw", "lr": 1e-3, "model_args": size, **fields}
+        recipe = recipe_file(tmp_path / "recipe.yaml", family, **fields)
+        return command(recipe, data, tmp_path / "run", FAMILIES[family][0], "--workers", "0", "--chunk", "12", *more)
+
+    return made
+
+
+def finite(run: Path) -> bool:
+    """Whether all that the checkpoints hold is."""
+
+    def of(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(map(of, value.values()))
+        if isinstance(value, torch.Tensor):
+            return bool(value.isfinite().all())
+        return value == value
+
+    return all(of(c.weights()) and of(c.average() or {}) and of(c.training()) for c in Keeper(run).found())
+
+
+# -- numbers that are none
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path, started: Callable[..., list[str]]) -> None:
+    ended = call(*started("--save-steps", "1", lr=1e30))
+    assert ended.code == 1, ended.err
+    good = Keeper(tmp_path / "run").found()[0]
+    assert f"The run stopped: the loss is nan in step {good.step + 1}. The last good checkpoint is" in ended.err
+    assert repr(str(good.folder)) in ended.err
+    assert "a lower lr (it was 1e+30), longer warm-up, or clip_grad=1.0; --init takes weights along" in ended.err
+    assert finite(tmp_path / "run")
+    assert [event["step"] for event in events(tmp_path / "run")] == list(range(1, good.step + 1))
+
+
+def test_a_loss_that_is_not_finite_in_the_first_step(tmp_path: Path, started: Callable[..., list[str]]) -> None:
+    ended = call(*started(std=[1e-38] * 3))
+    assert ended.code == 1, ended.err
+    assert "the loss is nan in step 1. There is no checkpoint yet." in ended.err
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("save", ["--save-steps", "--test-epochs"], ids=["in an epoch", "at its end"])
+def test_weights_that_are_not_finite_are_not_saved(
+    tmp_path: Path, started: Callable[..., list[str]], save: str
+) -> None:
+    """The step that ruins them still has a finite loss: an epoch of one step ends before a loss could show it."""
+    batch = 12 if save == "--save-steps" else 48
+    ended = call(*started(save, "1", family="ResMLP", optimizer="sgd", lr=1e20, std=[1e-25] * 3, batch_size=batch))
+    assert ended.code == 1, ended.err
+    assert "The run stopped: NaN or infinite values in the weights" in ended.err
+    assert "after step 1. There is no checkpoint yet. Start again" in ended.err
+    (step,) = events(tmp_path / "run")
+    assert step["step"] == 1
+    assert 0 < step["loss"] < float("inf")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+# -- images that can't be read
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """48 images for training, of which 3 can't be read, and 12 for testing, one of which can't."""
+    data = image_folder(tmp_path / "[data]", train=16, test=4)  # a name that means colours to a terminal's library
+    first = data / "train" / "class-1"
+    (first / "003.png").write_bytes(b"")
+    (first / "004.png").write_text("not an image")
+    (data / "train" / "class-2" / "015.png").write_bytes((data / "train" / "class-2" / "014.png").read_bytes()[:200])
+    (data / "val" / "class-0" / "002.png").write_bytes(b"\x89PNG\r\n")
+    return data
+
+
+BROKEN = ["train/class-1/003.png", "train/class-1/004.png", "train/class-2/015.png", "val/class-0/002.png"]
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_images_that_cannot_be_read_are_listed(
+    tmp_path: Path, started: Callable[..., list[str]], broken: Path, workers: str
+) -> None:
+    ended = call(*started("--unreadable-share", "0.07", "--workers", workers, data=broken))
+    assert ended.code == 0, ended.err
+    paths = [str(broken / name) for name in BROKEN]
+    assert f"3 training images could not be read, others came in their place: {', '.join(paths[:3])}." in ended.err
+    assert f"1 test images could not be read, they were left out: {paths[3]}. Replace them" in ended.err
+    assert events(tmp_path / "run")[-1]["unreadable"] == paths
+    assert ended.result["images"] == 11
+    tested = call("eval", str(tmp_path / "run"), "--data", str(broken), "--workers", workers)
+    assert tested.code == 1, tested.err
+    assert f"1 images could not be read and were left out: {paths[3]}. Replace them" in tested.err
+    assert "on 11 test images" in tested.out
+
+
+def test_too_many_of_them_stop_a_run(tmp_path: Path, started: Callable[..., list[str]], broken: Path) -> None:
+    for share, more in (("0.05", "3 of 48"), ("0", "1 of 48")):
+        run = ["-o", str(tmp_path / f"run-{share}")]
+        ended = call(*started("--unreadable-share", share, data=broken), *run)
+        assert ended.code == 1, ended.err
+        assert (
+            f"The run stopped: {more} training images can't be read, more than --unreadable-share {share}" in ended.err
+        )
+        assert sum(str(broken / name) in ended.err for name in BROKEN[:3]) == int(more[0])
+        assert "Replace them by good ones and go on with --resume, or allow more" in ended.err
+    good = (broken / "train" / "class-0" / "000.png").read_bytes()
+    for name in BROKEN[:3]:
+        (broken / name).write_bytes(good)
+    ended = call(*started("--unreadable-share", "0", "--resume", data=broken), *run)
+    assert ended.code == 0, ended.err
+    assert "training images could not be read" not in ended.err
+
+
+def test_those_seen_before_a_stop_count_after_it(
+    tmp_path: Path, started: Callable[..., list[str]], broken: Path, launcher: Launcher
+) -> None:
+    """Stopped after its first epoch, a run has seen all; the second finds nothing new, and all are listed."""
+    arguments = started("--unreadable-share", "0.07", "--resume", data=broken)
+    end_of_first = [("open", "/val/class-", 1, signal.SIGTERM)]
+    assert launcher.run(tmp_path, *arguments, strikes=end_of_first).code == 3
+    good = (broken / "train" / "class-0" / "000.png").read_bytes()
+    (broken / BROKEN[0]).write_bytes(good)
+    (broken / "train" / "class-0" / "007.png").write_bytes(b"")
+    refused = call(*arguments)
+    assert refused.code == 1, refused.err
+    assert "4 of 48 training images can't be read" in refused.err
+    (broken / "train" / "class-0" / "007.png").write_bytes(good)
+    ended = call(*arguments)
+    assert ended.code == 0, ended.err
+    assert events(tmp_path / "run")[-1]["unreadable"] == [str(broken / name) for name in BROKEN]
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_nothing_but_files_that_are_no_images(
+    tmp_path: Path, started: Callable[..., list[str]], broken: Path, workers: str
+) -> None:
+    assert call(*started("--unreadable-share", "1", data=broken)).code == 0
+    for path in broken.rglob("*.png"):
+        path.write_text("no image")
+    message = "50 images in a row can't be read, from"
+    ended = call(*started("--unreadable-share", "1", "--workers", workers, data=broken), "-o", str(tmp_path / "other"))
+    assert ended.code == 1, ended.err
+    assert f"The run stopped: {message} {broken / 'train'}" in ended.err
+    assert "Traceback" not in ended.err
+    tested = call("eval", str(tmp_path / "run"), "--data", str(broken), "--workers", workers)
+    assert tested.code == 1
+    assert f"Nothing was tested: {message} {broken / 'val' / 'class-0' / '000.png'} on" in tested.err
+    assert "Traceback" not in tested.err
+
+
+# -- a full disk
+
+
+def test_a_full_disk(tmp_path: Path, started: Callable[..., list[str]], launcher: Launcher) -> None:
+    """A limit on the size of files stops a write midway, as a full disk does: of a checkpoint, then of the log."""
+    run = tmp_path / "run"
+    whole = call(*started(), "-o", str(tmp_path / "whole"))
+    arguments = started("--resume")
+    assert launcher.run(tmp_path, *arguments, strikes=[("open", "/val/class-", 1, signal.SIGTERM)]).code == 3
+    before = contents(run / "checkpoints")
+    full = launcher.run(tmp_path, *arguments, limit=50_000)
+    assert full.code == 1, full.err
+    size = sum(path.stat().st_size for path in (run / "last").iterdir()) / 1e6
+    assert f"checkpoint of step 8 could not be written: it takes {size:.1f} MB in" in full.err
+    assert "(File too large). The last good checkpoint is" in full.err
+    assert "step-00000004'. Free some space, then go on with --resume" in full.err
+    assert contents(run / "checkpoints") == before
+    kept = b"".join((run / "log.jsonl").read_bytes().splitlines(keepends=True)[:5])  # four steps and their epoch
+    full = launcher.run(tmp_path, *arguments, limit=len(kept) + 20)
+    assert full.code == 1, full.err
+    assert f"The run stopped: the log {str(run / 'log.jsonl')!r} could not be written" in full.err
+    assert "Free some space, then go on with --resume" in full.err
+    assert contents(run / "checkpoints") == before
+    ended = call(*arguments)
+    assert ended.code == 0, ended.err
+    assert {**ended.result, "run": ""} == {**whole.result, "run": ""}
+    assert events(run) == events(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_is_not_tested(tmp_path: Path, started: Callable[..., list[str]], images: Path) -> None:
+    assert call(*started(epochs=1)).code == 0
+    weights = tmp_path / "run" / "last" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    ended = call("eval", str(tmp_path / "run"), "--data", str(images))
+    assert ended.code == 2, ended.err
+    assert "model.safetensors is not as it was written" in ended.err
