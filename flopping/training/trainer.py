@@ -211,9 +211,8 @@ class Trainer:
             if len(losses) == period or step + 1 == self.order.steps:
                 numbers = torch.stack(losses).tolist()
                 losses = []
-                now = monotonic()
-                self._look(numbers, now - started, batches.seconds)
-                started, batches.seconds = now, 0.0
+                self._look(numbers, monotonic() - started, batches.seconds)
+                started, batches.seconds = monotonic(), 0.0  # what a checkpoint took is no part of training
         return self._end_of_epoch(epoch)
 
     def _look(self, losses: list[float], seconds: float, loading: float) -> None:
