@@ -218,6 +218,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path, small: list[str]) -> None:
 def test_a_run_whose_precision_the_machine_chose_is_resumed(tmp_path: Path, small: list[str]) -> None:
     """float16 is for GPUs; a CPU takes float32, also the second time."""
     assert call(*small, "precision=float16").code == 0
+    assert "precision: float32" in json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]
     again = call(*small, "precision=float16", "--resume")
     assert again.code == 0, again.err
 
