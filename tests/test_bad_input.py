@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,13 @@ def test_refused_before_training(name: str, tmp_path: Path, monkeypatch: pytest.
     for part in said:
         assert part.replace("{}", str(tmp_path)) in ended.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("kind", "package"), [("hfds", "datasets"), ("wds", "webdataset")])
+def test_a_package_that_is_not_there(kind: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    ended = call("train", "fashion_vit", "--data", f"{kind}/it", "--root", str(tmp_path), "-o", str(tmp_path / "run"))
+    refused(ended, f"'{kind}/it' is read by the package {package}: pip install 'flopping[data]'")
 
 
 @pytest.fixture(scope="module")
