@@ -38,8 +38,8 @@ test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the sm
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
 	FLOPPING_TIMM_MODELS='*test*' $(TIMM_PYTEST)
 
-test-long: $(READY) ## runs that are killed many times, compiled networks among them, and a full disk (minutes)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m long --durations 0
+test-long: $(READY) ## what takes too long for every change: training on every network, runs killed many times (an hour)
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m long --durations 10 tests
 
 timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (half an hour)
 	$(TIMM_PYTEST) --durations 10
