@@ -6,8 +6,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from training_runs import Launcher
 from typer.testing import CliRunner
 
 from flopping.cli import app
@@ -48,18 +47,18 @@ warmup_epochs: 0.25
 crop_scale: 0.8
 """
 ORDER = ["tiny-x-0", "tiny-e-0", "tiny-x-1", "tiny-e-1", "tiny-e-time-0", "tiny-e-time-1"]
-FAILED_IN, STOPPED_IN = ORDER[1:3]
+STOPPED_IN = ORDER[2]
 STEPS = 80
 
 
 @dataclass
 class Done:
-    """An experiment that was killed in its first run, failed in its second, was stopped in its third, and ended."""
+    """An experiment that was killed in its first run, stopped in its third, and then came to its end."""
 
     root: Path
     words: list[str]
     said: dict[str, str]
-    """On each of the four occasions."""
+    """On each of the three occasions."""
     kept: dict[str, str]
     """The log of each run that was cut off."""
 
@@ -129,15 +128,8 @@ class Cut:
         self.thread.join()
 
 
-def kill_the_run() -> None:
-    """Send SIGKILL to the process that trains."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    (child,) = [int(pid) for pid in children if b"experiments.child" in Path("/proc", pid, "cmdline").read_bytes()]
-    os.kill(child, signal.SIGKILL)
-
-
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
+def done(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Done]:
     root = tmp_path_factory.mktemp("experiment")
     (root / "noise.yaml").write_text(PLAN)
     (root / "tiny.yaml").write_text(RECIPE)
@@ -146,16 +138,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     words += ["--report", str(root / "docs" / "noise.md"), "--no-compile", "--workers", "0", "--device", "cpu"]
     said, kept = {}, {}
 
-    with open(root / "said", "wb") as file:
-        process = subprocess.Popen([sys.executable, "-m", "flopping", *words], stdout=file, stderr=file)
-    with Cut(runs, ORDER[0], process.kill) as cut:
-        process.wait()
-    said["killed"], kept[ORDER[0]] = (root / "said").read_text(), cut.log
+    process = launcher.start(root, *words, curves=True)
+    with Cut(runs, ORDER[0], lambda: process.send(signal.SIGKILL)) as cut:
+        said["killed"], kept[ORDER[0]] = process.wait().err, cut.log
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late
-    with Cut(runs, FAILED_IN, kill_the_run) as cut:
-        result = runner.invoke(app, words, env=WIDE)
-    assert result.exit_code == 1, result.output
-    said["failed"], kept[FAILED_IN] = result.output, cut.log
     with Cut(runs, STOPPED_IN, lambda: os.kill(os.getpid(), signal.SIGTERM)) as cut:
         result = runner.invoke(app, words, env=WIDE)
     assert result.exit_code == 3, result.output
@@ -173,9 +159,7 @@ def announced(said: str) -> list[int]:
 
 def test_a_killed_or_stopped_experiment_goes_on_where_it_was(done: Done) -> None:
     assert announced(done.said["killed"]) == [1]
-    assert announced(done.said["failed"]) == [1, 2]
-    assert f"run {FAILED_IN} failed with code -9" in done.said["failed"]
-    assert announced(done.said["stopped"]) == [2, 3]
+    assert announced(done.said["stopped"]) == [1, 2, 3]
     assert f"stopped in run {STOPPED_IN}" in done.said["stopped"]
     assert announced(done.said["finished"]) == [3, 4, 5, 6]
 
@@ -254,8 +238,9 @@ def test_the_commands_of_the_report_are_those_that_ran(done: Done) -> None:
         assert load_recipe(words[2]).override(changes) == job.recipe
         assert words[words.index("--model") + 1] == job.model
         assert words[words.index("-o") + 1] == str(done.runs / name)
+        assert words[-5:] == ["--device", "cpu", "--workers", "0", "--no-compile"]
     own = next(line for line in done.report.splitlines() if line.startswith("flopping experiment"))
-    assert shlex.split(own)[1:] == done.words[: len(shlex.split(own)) - 1]
+    assert sorted(shlex.split(own)[1:]) == sorted(done.words)
 
 
 def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
@@ -308,6 +293,15 @@ def test_another_scale_or_other_data_need_another_folder(done: Done) -> None:
         result = runner.invoke(app, [*done.words, *more], env=WIDE)
         assert result.exit_code == 2
         assert "--scale 1: go on with these, or name another folder" in " ".join(result.output.split())
+
+
+def test_a_run_that_fails_stops_the_experiment(done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "CHILD", "no_such_module")
+    words = ["experiment", str(done.root / "noise.yaml"), "--data", "x", "-o", str(tmp_path / "runs")]
+    result = runner.invoke(app, [*words, "--report", str(tmp_path / "report.md")], env=WIDE)
+    assert result.exit_code == 1
+    assert "The run stopped: tiny-x-0 ended with code 1" in result.output
+    assert not (tmp_path / "report.md").exists()
 
 
 def test_one_process_works_in_a_folder_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from flopping.cli.common import app, refusals
-from flopping.cli.train import INTERRUPTED, Device, Workers
+from flopping.cli.train import INTERRUPTED, Compile, Device, Workers, say_stopped
 
 
 @app.command()
@@ -21,8 +22,8 @@ def experiment(
     report: Annotated[Path, typer.Option(help="The page to write; its figure comes beside it.")],
     scale: Annotated[float, typer.Option(help="Train for so many times the recipes' epochs.")] = 1.0,
     device: Device = "auto",
-    workers: Workers = 2,
-    compile: Annotated[bool, typer.Option(help="Compile the networks.")] = True,
+    workers: Workers = None,
+    compile: Compile = True,
     only_report: Annotated[bool, typer.Option("--only-report", help="Train nothing, write the report anew.")] = False,
 ) -> None:
     """Train ordinary networks and their twins, with several seeds, one run after another, and report what came out.
@@ -36,32 +37,35 @@ def experiment(
     from flopping.experiments.folder import Folder
     from flopping.experiments.page import write
     from flopping.experiments.plan import load
-    from flopping.experiments.running import InterruptedExperimentError, Runner, StoppedError
+    from flopping.experiments.running import Runner
     from flopping.training.processes import chosen_device
+    from flopping.training.stops import InterruptedRunError, StoppedError
 
     console = Console(stderr=True)
+    options = [] if device == "auto" else ["--device", device]
+    options += [] if workers is None else ["--workers", str(workers)]
+    options += [] if compile else ["--no-compile"]
     words = ["flopping", "experiment", name, "--data", data, "-o", str(output), "--report", str(report)]
-    command = shlex.join(words if scale == 1 else [*words, "--scale", f"{scale:g}"])
+    command = shlex.join([*words, *([] if scale == 1 else ["--scale", f"{scale:g}"]), *options])
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(escape(text), highlight=False, soft_wrap=True)
 
     with refusals():
         require_matplotlib()
         if report.suffix != ".md":
             raise ValueError(f"the report is a page of Markdown: --report ends in .md, got {str(report)!r}")
         folder = Folder(output, load(name), data, scale)
-        used = str(chosen_device(device))
-        options = ["--device", device, "--workers", str(workers), "--compile" if compile else "--no-compile"]
-        runner = Runner(folder, options, used, say, lambda: write(folder, report, command))
+        runner = Runner(folder, options, str(chosen_device(device)), say, lambda: write(folder, report, command))
         try:
             if not only_report:
                 runner.run()
+        except InterruptedRunError as stop:
+            say(str(stop))
+            raise typer.Exit(INTERRUPTED) from stop
         except StoppedError as stop:
-            say(
-                f"{'' if isinstance(stop, InterruptedExperimentError) else '[red]The experiment stopped:[/red] '}{stop}"
-            )
-            raise typer.Exit(INTERRUPTED if isinstance(stop, InterruptedExperimentError) else 1) from stop
+            say_stopped(console, str(stop))
+            raise typer.Exit(1) from stop
         write(folder, report, command)
         if not folder.all_finished():
             raise ValueError(f"nothing has finished in {str(output)!r} yet: there is nothing to report")

@@ -37,6 +37,8 @@ class Finished:
 
     run: Run
     job: Job
+    command: tuple[str, ...]
+    """The words behind `flopping`."""
     classes: int
     steps: int
     seconds: float
@@ -130,9 +132,10 @@ class Folder:
     def all_finished(self) -> list[Finished]:
         return [found for run in self.plan.runs if (found := self.finished(run)) is not None]
 
-    def finish(self, run: Run, wall: float, classes: int, device: str) -> None:
-        """Write down that a run has come to its end."""
-        content = {"wall": wall, "classes": classes, "machine": asdict(this_machine(device))}
+    def finish(self, run: Run, command: Sequence[str], wall: float, classes: int, device: str) -> None:
+        """Write down that a run has come to its end, and what is not in its own files."""
+        machine = asdict(this_machine(device))
+        content = {"command": list(command), "wall": wall, "classes": classes, "machine": machine}
         with whole(self.path / run.name / FINISHED) as place:
             place.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -151,6 +154,7 @@ class Folder:
             return Finished(
                 run,
                 job,
+                tuple(content["command"]),
                 classes=content["classes"],
                 steps=last["step"],
                 seconds=last["seconds"],

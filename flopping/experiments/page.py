@@ -60,7 +60,7 @@ def page(folder: Folder, found: Sequence[Row], picture: str, command: str) -> st
         "## Commands",
         f"```\n{command}\n```",
         "runs these, one after another:",
-        "```\n" + "\n".join(shlex.join(["flopping", *folder.command(run.run)]) for run in done) + "\n```",
+        "```\n" + "\n".join(shlex.join(["flopping", *run.command]) for run in done) + "\n```",
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -19,20 +19,13 @@ from flopping.bench.pace import minutes
 from flopping.experiments.folder import Finished, Folder
 from flopping.experiments.plan import Arm, Run
 from flopping.training.checkpoint import CONFIG
+from flopping.training.stops import InterruptedRunError, StoppedError
 from flopping.training.trained import checkpoint_folder
 
 CHILD = "flopping.experiments.child"
 LOCK = ".lock"
 PATIENCE = 60.0
 """Seconds that a run whose experiment was killed has for its last step and its checkpoint."""
-
-
-class StoppedError(Exception):
-    """An experiment that ended early: a run failed."""
-
-
-class InterruptedExperimentError(StoppedError):
-    """An experiment that was asked to stop; what its run had done is saved."""
 
 
 class Runner:
@@ -63,17 +56,18 @@ class Runner:
                     f" {run.seed}. {left(runs, folder.all_finished())}"
                 )
                 started = monotonic()
-                self._carry_out(run, lock)
+                command = [*folder.command(run), *self.options]
+                self._carry_out(run, command, lock)
                 config = checkpoint_folder(folder.path / run.name) / CONFIG
                 classes = json.loads(config.read_text(encoding="utf-8"))["num_classes"]
-                folder.finish(run, monotonic() - started, classes, self.device)
+                folder.finish(run, command, monotonic() - started, classes, self.device)
                 self.report()
 
-    def _carry_out(self, run: Run, lock: int) -> None:
+    def _carry_out(self, run: Run, command: Sequence[str], lock: int) -> None:
         again = "The same command goes on from there"
         if self.asked is None:
             with subprocess.Popen(
-                [sys.executable, "-m", CHILD, *self.folder.command(run), *self.options],
+                [sys.executable, "-m", CHILD, *command],
                 stdin=subprocess.PIPE,  # never written to: it closes when this process ends, however that comes about
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # an interrupt from the keyboard comes through this process alone
@@ -85,8 +79,8 @@ class Runner:
             if code == 0:
                 return
             if self.asked is None:
-                raise StoppedError(f"run {run.name} failed with code {code}; what it said is above. {again}")
-        raise InterruptedExperimentError(f"stopped in run {run.name}. {again}")
+                raise StoppedError(f"{run.name} ended with code {code}; what it said is above. {again}")
+        raise InterruptedRunError(f"stopped in run {run.name}. {again}")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
