@@ -117,7 +117,7 @@ def from_hub(data: str, split: str, root: str | None) -> Hub:
         raise ValueError(f"data set {data!r}{where}: {_line(error)}") from error
     if min(found[name].unique(label)) < 0:
         raise ValueError(
-            f"split {name!r} of {data!r} has images without a class, labelled -1: there is nothing to test"
+            f"split {name!r} of {data!r} has images without a class, labelled -1: they teach and test nothing"
         )
     return Hub(f"{data}'s split {name!r}", reader)
 
