@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flopping.cli import bench, bench_layers, bench_loader, convert, count, models, recipes, report, train, verify
+from flopping.cli import (
+    bench,
+    bench_layers,
+    bench_loader,
+    convert,
+    count,
+    experiment,
+    models,
+    recipes,
+    report,
+    train,
+    verify,
+)
 from flopping.cli.common import app
 
 __all__ = [
@@ -18,6 +30,7 @@ __all__ = [
     "bench_loader",
     "convert",
     "count",
+    "experiment",
     "models",
     "recipes",
     "report",

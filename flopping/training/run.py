@@ -171,6 +171,6 @@ def _draw(folder: Path, name: str, console: Console) -> None:
     try:
         path = draw_run(folder, name)
     except ValueError as error:  # without matplotlib a run is as good
-        console.print(f"No curves: {error}", highlight=False)
+        console.print(f"No curves: {escape(str(error))}", highlight=False, soft_wrap=True)
     else:
         console.print(f"Curves: {escape(str(path))}", highlight=False, soft_wrap=True)
