@@ -21,6 +21,7 @@ from flopping.models.zoo import ZOO
 from flopping.testing import relative_error, run
 from flopping.training.images import Arrays
 from flopping.training.job import Job, Machine
+from flopping.training.learner import Learner
 from flopping.training.learning import loss_function, mixing
 from flopping.training.networks import build, ignores_mirroring
 from flopping.training.processes import World
@@ -77,20 +78,21 @@ def shake_(model: nn.Module) -> None:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
-def trained(recipe: Recipe, folder: Path, compiled: bool) -> tuple[Trainer, dict[str, Tensor]]:
+def trained(recipe: Recipe, folder: Path, compiled: bool) -> tuple[Learner, dict[str, Tensor]]:
     """A few steps of the trainer, and the weights before; a whole run would test and save, for long if it is large."""
     source = images(recipe)
     job, machine = Job(recipe, recipe.model, "noise", chunk=BATCH), Machine(device="cpu", workers=0, compile=compiled)
     trainer = Trainer(job, machine, folder, CPU, source, source, Console(stderr=True))
-    assert trainer.average is not None
+    learner = trainer.learner
+    assert learner.average is not None
     shake_(trainer.model)
-    trainer.average.set(trainer.model)
+    learner.average.set(trainer.model)
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    batches = trainer.feed().start(0, 0)
+    batches = trainer.feed.start(0, 0)
     trainer.model.train()
     for step in range(STEPS):
-        assert trainer.step(0, step, batches).isfinite()
-    return trainer, before
+        assert learner.step(0, step, batches).isfinite()
+    return learner, before
 
 
 def mirror_error(network: nn.Module, size: int) -> float:
@@ -111,11 +113,11 @@ def backend() -> Iterator[Callable[[str], None]]:
 def check_training_keeps(name: str, folder: Path, *changes: str, compiled: bool) -> None:
     """E(X) and I(X) ignore mirroring after a few steps, and so do their averaged weights; X and H(X) don't."""
     recipe = recipe_for(name, *changes)
-    trainer, before = trained(recipe, folder, compiled)
-    assert trainer.average is not None
-    for network in (trainer.model, trainer.average.module):
+    learner, before = trained(recipe, folder, compiled)
+    assert learner.average is not None
+    for network in (learner.model, learner.average.module):
         error = mirror_error(network, recipe.img_size)
-        if ignores_mirroring(trainer.model):
+        if ignores_mirroring(learner.model):
             assert error <= 1e-5
         else:
             assert error > 1e-3
@@ -230,6 +232,6 @@ def test_only_networks_that_see_mirroring_get_mirrored_images(prefix: str, tmp_p
     source, machine = images(recipe), Machine(device="cpu", workers=0, compile=False)
     job = Job(recipe, name, "noise", chunk=BATCH)
     trainer = Trainer(job, machine, tmp_path, CPU, source, source, Console(stderr=True))
-    samples = trainer.feed().batches.dataset  # type: ignore[attr-defined]
+    samples = trainer.feed.batches.dataset  # type: ignore[attr-defined]
     flips = [part for part in samples.transform.transforms if isinstance(part, RandomHorizontalFlip)]
     assert [part.p for part in flips] == [0.5] * FLIPS[prefix]
