@@ -19,13 +19,17 @@ TIMM_PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/pytest
 
 RESULTS := docs/results
 BUDGET ?= 60
+# for larger machines: SCALE multiplies the epochs; another one needs a RUNS folder of its own
+SCALE ?= 1
+RUNS ?= build/experiment-cifar10
+CIFAR10 ?= build/cifar10
 SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint timm-suite bench-layers bench-models results wheel-check clean
+.PHONY: help demo test test-long lint timm-suite bench-layers bench-models results experiment-cifar10 wheel-check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## train a small transformer and its equivariant twin, and show them mirrored images (minutes)
 	@$(BIN)/flopping demo -o build/demo
@@ -34,8 +38,8 @@ test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the sm
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
 	FLOPPING_TIMM_MODELS='*test*' $(TIMM_PYTEST)
 
-test-long: $(READY) ## runs that are killed many times, compiled networks among them, and a full disk (minutes)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m long --durations 0
+test-long: $(READY) ## what takes too long for every change: training on every network, runs killed many times (an hour)
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m long --durations 10 tests
 
 timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (half an hour)
 	$(TIMM_PYTEST) --durations 10
@@ -57,6 +61,9 @@ results: $(READY) ## measure what docs/results shows, add it there, and draw the
 	$(BIN)/flopping bench --paper --budget $(BUDGET) -o $(RESULTS)/paper.jsonl
 	$(BIN)/flopping report $(RESULTS)/*.jsonl -o $(RESULTS)
 
+experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10.md (two hours)
+	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --report $(RESULTS)/cifar10.md
+
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench-layers
 
@@ -73,6 +80,10 @@ wheel-check: $(READY) ## build the wheel, install it with its dependencies in a 
 	venv/bin/flopping --version; \
 	venv/bin/python -c "$$WHEEL_SCRIPT"); \
 	echo "The wheel works"
+
+$(CIFAR10): | $(READY)
+	@echo "Fetching CIFAR-10 and laying it out as a folder of images (a minute, 270 MB)"
+	@$(BIN)/python tools/cifar10_folder.py $@
 
 $(TIMM_TESTS): $(READY)
 	@echo "Fetching the source distribution of timm $(TIMM), for its tests"

@@ -18,14 +18,16 @@ from flopping.bench.count import count
 from flopping.features import Layout
 from flopping.groups import flop
 from flopping.testing import randomize_
+from flopping.training.feeds import eval_batches
+from flopping.training.images import Source
 from flopping.training.job import Job, Machine
 from flopping.training.journal import read_log
-from flopping.training.loader import eval_batches, eval_transform
+from flopping.training.loader import Preparation, eval_transform
 from flopping.training.networks import normalisation
 from flopping.training.processes import World
 from flopping.training.recipe import Recipe, load
 from flopping.training.run import train
-from flopping.training.sources import EMBEDDED, Source, open_source
+from flopping.training.sources import EMBEDDED, fashion_mnist
 from flopping.training.trained import checkpoint_folder, load_checkpoint
 
 RECIPE = "fashion_vit"
@@ -78,7 +80,7 @@ def demo(console: Console, folder: Path, changes: tuple[str, ...] = (), compiled
         console.print(f"\n[bold]{name}[/bold]")
         train(Job(recipe, model, EMBEDDED), Machine(compile=compiled, workers=1), folder / name, console, resume=True)
         outcomes.append(_outcome(name, recipe, folder / name))
-    images = open_source(EMBEDDED, "test")
+    images = fashion_mnist("test")
     labels = torch.tensor([images.open(index)[1] for index in range(len(images))])
     shoes = torch.isin(labels, torch.tensor([images.classes.index(name) for name in SHOES]))
     _show_table(console, outcomes, labels, shoes)
@@ -126,9 +128,11 @@ def _outcome(name: str, recipe: Recipe, run: Path) -> Outcome:
 
 def _answers(model: nn.Module, recipe: Recipe) -> tuple[Tensor, Tensor]:
     """The classes that a network gives to the test images and to the mirrored ones."""
-    transform = eval_transform(recipe.img_size, recipe.test_crop, recipe.interpolation, normalisation(recipe, model))
+    transform = eval_transform(recipe.img_size, recipe.test_crop, recipe.interpolation)
     here = World(torch.device("cpu"))
-    loader = eval_batches(open_source(EMBEDDED, "test"), transform, recipe.in_chans, 100, 0, False, here)
+    normal = normalisation(recipe, model)
+    preparation = Preparation(transform, recipe.in_chans, normal, here.device, torch.float32)
+    loader = eval_batches(fashion_mnist("test"), preparation, 100, 0, here)
     with torch.no_grad():
         both = [(model(batch.images).argmax(1), model(batch.images.flip(-1)).argmax(1)) for batch in loader]
     seen, mirrored = (torch.cat(parts) for parts in zip(*both, strict=True))

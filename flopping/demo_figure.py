@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flopping.bench.drawing import COLOURS, INK, WIDTH, finished, render, style
-from flopping.training.sources import Source
+from flopping.training.images import Source
 from flopping.whole import whole
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from flopping.training.fashion import file_names
 
 ROOT = Path(__file__).parents[1]
 DIST_INFO = f"flopping-{flopping.__version__}.dist-info"
-DEPENDENCIES = {"torch", "timm", "safetensors", "pyyaml", "rich", "typer"}
+DEPENDENCIES = {"torch", "timm", "safetensors", "numpy", "pillow", "pyyaml", "rich", "typer"}
 
 USE_IT = """
 import flopping

@@ -83,6 +83,8 @@ CHANGES = {
     "lr=fast": "lr is a number above 0, got 'fast'",
     "lr=nan": "lr is a number above 0, got 'nan'",
     "lr=.nan": "lr is a number above 0, got nan",
+    "lr=.inf": "lr is a number above 0, got inf",
+    "mean=[.nan]": "mean is a list of numbers, or null, got [nan]",
     "lr=true": "lr is a number above 0, got True",
     "lr='1'": "lr is a number above 0, got '1'",
     "lr=null": "lr is a number above 0, got None",
@@ -285,6 +287,7 @@ def test_what_is_written_is_read_again(value: Any) -> None:
 def test_plain_words(text: str, value: object) -> None:
     assert parse(text) == value
     assert type(parse(text)) is type(value)
+    assert parse(dump({"text": text})) == {"text": text}
 
 
 def test_families_of_our_networks() -> None:

@@ -142,7 +142,6 @@ def test_headers(name: str) -> None:
     about = recipe.about
     assert about.source
     assert about.cost
-    assert about.expected
     assert text_of(name).startswith("# ")
     words = shlex.split(about.command)
     start = words.index("flopping")
@@ -215,7 +214,7 @@ def test_command_lists_the_recipes() -> None:
         "0.003",
         "X 83.1, E 82.2, H 82.9, I 82.5",
     ]
-    assert found["convnext_iso_small"][-2:] == ["0.004", "X 79.7, E 76.8"]
+    assert found["convnext_iso_base"][-2:] == ["0.004", "X 82.0, E 81.3"]
 
 
 def test_command_lists_as_json() -> None:
@@ -223,7 +222,7 @@ def test_command_lists_as_json() -> None:
     assert result.exit_code == 0
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row.pop("recipe") for row in found] == names()
-    assert found == [asdict(load(name)) for name in names()]
+    assert found == [json.loads(json.dumps(asdict(load(name)))) for name in names()]  # tuples are lists in JSON
 
 
 def test_command_shows_one_as_it_is_written(tmp_path: Path) -> None:

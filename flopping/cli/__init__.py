@@ -8,10 +8,35 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flopping.cli import bench, bench_layers, convert, count, models, recipes, report, train, verify
+from flopping.cli import (
+    bench,
+    bench_layers,
+    bench_loader,
+    convert,
+    count,
+    experiment,
+    models,
+    recipes,
+    report,
+    train,
+    verify,
+)
 from flopping.cli.common import app
 
-__all__ = ["app", "bench", "bench_layers", "convert", "count", "models", "recipes", "report", "train", "verify"]
+__all__ = [
+    "app",
+    "bench",
+    "bench_layers",
+    "bench_loader",
+    "convert",
+    "count",
+    "experiment",
+    "models",
+    "recipes",
+    "report",
+    "train",
+    "verify",
+]
 
 
 def _version(wanted: bool) -> None:

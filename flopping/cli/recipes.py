@@ -22,10 +22,10 @@ WIDTH = 130
 @app.command()
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="One of them, or a file of yours that ends in .yaml.")
+        str | None, typer.Argument(metavar="RECIPE", help="One of them, or a file of yours that ends in .yaml.")
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change, as for `flopping train`.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Fields to change, as for `flopping train`.")
     ] = None,
     fields: Annotated[bool, typer.Option("--fields", help="What fields a recipe has, and what they mean.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per recipe, or per field.")] = False,
@@ -92,7 +92,7 @@ def _accuracies(recipe: Recipe) -> str:
             return name
         return "X" if name == ordinary else name[0]
 
-    return ", ".join(f"{short(name)} {top1:g}" for name, top1 in recipe.about.expected.items())
+    return ", ".join(f"{short(name)} {top1:.1f}" for name, top1 in recipe.about.expected.items())
 
 
 def _show_fields(rows: list[tuple[str, str, str]], json: bool) -> None:

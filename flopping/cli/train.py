@@ -7,13 +7,16 @@ import json as json_module
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from flopping.cli.common import app, refusals
+from flopping.cli.common import app, give_way, is_first, refusals
+
+if TYPE_CHECKING:
+    from flopping.training.job import Job
 
 INTERRUPTED = 3
 """The exit code of a run that was asked to stop, and has saved all it knows."""
@@ -31,30 +34,62 @@ Data = Annotated[
 ]
 Root = Annotated[str | None, typer.Option(help="Where the data set of that name lies.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:NUMBER, or auto.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes that read images, for each that trains.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Processes that read images, for each that trains; by default one for each other core, at most 8."
+    ),
+]
+RecipeName = Annotated[str, typer.Argument(help="A recipe by its name (flopping recipes), or a file of yours.")]
+Changes = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the recipe to change.")]
+Model = Annotated[str, typer.Option(help='A network, as "E(ViT-B)"; by default the recipe\'s.')]
+Chunk = Annotated[
+    int | None, typer.Option(min=1, help="Images that go through the network together; part of the result.")
+]
+Compile = Annotated[bool, typer.Option(help="Compile the network.")]
+
+
+def asked_job(
+    recipe: str,
+    changes: list[str] | None,
+    data: str,
+    model: str,
+    root: str | None,
+    chunk: int | None,
+    init: str | None = None,
+    new_head: bool = False,
+) -> Job:
+    """What is asked for: a recipe by its name, with changes, for a network and data."""
+    from flopping.training.job import Job
+    from flopping.training.recipe import load
+
+    found = load(recipe).override(changes or [])
+    if not data:
+        raise ValueError("--data says where the images are: a folder with train/ and val/ in it, or fashion-mnist")
+    if not (model or found.model):
+        raise ValueError(f"recipe {recipe!r} is for any network of its family: name one by --model")
+    if new_head and init is None:
+        raise ValueError("--new-head goes with --init, which says what weights to start from")
+    return Job(found, model or found.model, data, root, chunk, init, new_head)
 
 
 @app.command(context_settings={"allow_interspersed_args": True})
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe by its name (flopping recipes), or a file of yours.")],
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the recipe to change.")
-    ] = None,
+    recipe: RecipeName,
+    changes: Changes = None,
     data: Data = "",
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder of the run.")] = Path("runs/run"),
-    model: Annotated[str, typer.Option(help='A network, as "E(ViT-B)"; by default the recipe\'s.')] = "",
+    model: Model = "",
     root: Root = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder, if there is one.")
     ] = False,
     init: Annotated[str | None, typer.Option(help="Weights to start from: a file, a checkpoint, a run.")] = None,
     new_head: Annotated[bool, typer.Option("--new-head", help="With --init: start with a new classifier.")] = False,
-    chunk: Annotated[
-        int | None, typer.Option(min=1, help="Images that go through the network together; part of the result.")
-    ] = None,
+    chunk: Chunk = None,
     device: Device = "auto",
-    workers: Workers = 2,
-    compile: Annotated[bool, typer.Option(help="Compile the network.")] = True,
+    workers: Workers = None,
+    compile: Compile = True,
     shard: Annotated[bool, typer.Option("--shard", help="Spread the network over processes (FSDP).")] = False,
     save_steps: Annotated[int | None, typer.Option(min=1, help="Save after so many steps, too.")] = None,
     save_minutes: Annotated[float, typer.Option(min=0.0, help="Save after so many minutes, too.")] = 10.0,
@@ -74,45 +109,53 @@ def train(
     flopping train deit3_base epochs=100 lr=1e-3 --data imagenet/ -o runs/short --resume;
     torchrun --nproc-per-node 8 -m flopping train deit3_huge --model "H(ViT-H)" --data imagenet/ -o runs/h --shard
     """
-    from flopping.training.job import Job, Machine
-    from flopping.training.recipe import load
+    from flopping.training.job import Machine
+    from flopping.training.loader import default_workers
+    from flopping.training.processes import AgreedError
     from flopping.training.run import train as run
     from flopping.training.stops import InterruptedRunError, StoppedError
 
     console = Console(stderr=True)
     with refusals():
-        found = load(recipe).override(changes or [])
-        if not data:
-            raise ValueError("--data says where the images are: a folder with train/ and val/ in it, or fashion-mnist")
-        if not (model or found.model):
-            raise ValueError(f"recipe {recipe!r} is for any network of its family: name one by --model")
-        job = Job(found, model or found.model, data, root, chunk, init, new_head)
+        job = asked_job(recipe, changes, data, model, root, chunk, init, new_head)
+        workers = default_workers() if workers is None else workers
         machine = Machine(
             device, workers, compile, shard, save_steps, save_minutes, log_steps, test_epochs, 100, unreadable_share
         )
         try:
             result = run(job, machine, output, console, resume=resume)
         except InterruptedRunError as stop:
-            console.print(escape(f"{stop}. --resume goes on"), highlight=False, soft_wrap=True)
+            say_last(console, escape(f"{stop}. --resume goes on"))
             raise typer.Exit(INTERRUPTED) from stop
         except StoppedError as stop:
-            _say_stopped(console, str(stop))
+            say_stopped(console, str(stop))
             raise typer.Exit(1) from stop
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            _say_stopped(console, f"{error.strerror}. Free some space, then go on with --resume")
+            say_stopped(console, f"{error.strerror}. Free some space, then go on with --resume")
             raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
-            ended = f"Ended at once; what was saved before is in {str(output)!r}"
-            console.print(escape(ended), highlight=False, soft_wrap=True)
+            say_last(console, escape(f"Ended at once; what was saved before is in {str(output)!r}"))
             raise typer.Exit(KILLED) from stop
-    if result is not None:
+        except AgreedError as error:
+            if is_first():
+                raise
+            give_way()
+            raise typer.Exit(2) from error
+    if result is not None and is_first():
         typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
 
 
-def _say_stopped(console: Console, why: str) -> None:
-    console.print(f"[red]The run stopped:[/red] {escape(why)}", highlight=False, soft_wrap=True)
+def say_stopped(console: Console, why: str) -> None:
+    say_last(console, f"[red]The run stopped:[/red] {escape(why)}")
+
+
+def say_last(console: Console, text: str) -> None:
+    """The last words of a run, by one of its processes."""
+    if is_first():
+        console.print(text, highlight=False, soft_wrap=True)
+    give_way()
 
 
 @app.command(name="eval")
@@ -124,19 +167,21 @@ def evaluate(
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 100,
     device: Device = "auto",
-    workers: Workers = 2,
+    workers: Workers = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Test a trained network: accuracy on the test images, and on their mirror images.
 
     Examples: flopping eval runs/e-vit-b --data imagenet/; flopping eval runs/e-vit-b/last --data imagenet/ --json
     """
+    from flopping.training.loader import default_workers
     from flopping.training.stops import UnreadableError
     from flopping.training.trained import tested
 
     with refusals():
         if not data:
             raise ValueError("--data says where the images are: a folder with val/ in it, or fashion-mnist")
+        workers = default_workers() if workers is None else workers
         try:
             found = tested(Path(target), data, root, device, workers, batch, mirror=mirror, average=average)
         except UnreadableError as error:

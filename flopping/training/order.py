@@ -2,7 +2,8 @@
 
 An epoch is a list of images. A step takes the next `batch_size` of them, in chunks of `chunk` images that go through
 the network together; every process has the same number of chunks. What is drawn at random for a chunk or an image
-depends on its place in the epoch alone, so one process that takes four chunks learns what four processes learn with one each.
+depends on its place in the epoch alone, so one process that takes four chunks learns what four processes learn with one
+each.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    yaml_implicit_resolvers: ClassVar[dict[str | None, Any]] = {}
+    """Puts in quotes what either version would not take for text."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

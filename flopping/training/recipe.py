@@ -209,7 +209,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The recipe with all its fields, as `read` takes it."""
-        return dump({name: list(value) if type(value) is tuple else value for name, value in asdict(self).items()})
+        return dump(asdict(self))
 
     def override(self, changes: Iterable[str]) -> Recipe:
         """A recipe with some fields changed, each by KEY=VALUE; model_args.KEY=VALUE changes one argument.

@@ -16,7 +16,7 @@ class InterruptedRunError(StoppedError):
 
 
 class UnreadableError(StoppedError):
-    """A run without readable images. Its message is one line.
+    """A run whose images can't be used. Its message is one line.
 
     torch raises what a worker raised once more, with the text of a traceback before the message.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import timm
 import torch
 from timm.data import resolve_model_data_config
-from torch import nn
+from torch import Tensor, nn
 
 from flopping.checkpoints.files import read_weights
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, read_manifest
 from flopping.training.evaluate import Accuracy, accuracy
-from flopping.training.loader import Batch, Normalisation, eval_batches, eval_transform
+from flopping.training.feeds import eval_batches
+from flopping.training.loader import FILLER, Batch, Normalisation, Preparation, eval_transform
 from flopping.training.processes import World, chosen_device
 from flopping.training.sources import open_source
 
@@ -87,20 +89,37 @@ def tested(
     here = World(chosen_device(device))
     model.eval().to(here.device)
     source = open_source(data, "test", root)
-    classes = config["num_classes"]
-    if len(source.classes) != classes:
-        raise ValueError(
-            f"{str(folder)!r} knows {classes} classes, and {data!r} has {len(source.classes)}: test it on the data it"
-            " was trained for, or train a new classifier (flopping train --init ... --new-head)"
-        )
+    labels = _labels(config, folder, source.classes, data)
     cfg = resolve_model_data_config(model)
     chans, size = cfg["input_size"][0], cfg["input_size"][1]
-    transform = eval_transform(size, cfg["crop_pct"], cfg["interpolation"], Normalisation(cfg["mean"], cfg["std"]))
+    transform = eval_transform(size, cfg["crop_pct"], cfg["interpolation"])
+    normal = Normalisation(cfg["mean"], cfg["std"])
+    preparation = Preparation(transform, chans, normal, here.device, torch.float32)
     unreadable: set[int] = set()
 
     def note(batch: Batch) -> None:
         unreadable.update(batch.unreadable)
 
-    batches = eval_batches(source, transform, chans, batch_size, workers, here.device.type == "cuda", here)
-    found = accuracy(model, batches, here, nullcontext, dtype=torch.float32, mirror=mirror, each=note)
+    batches = eval_batches(source, preparation, batch_size, workers, here)
+    named = (Batch(batch.images, labels[batch.labels], batch.unreadable) for batch in batches)
+    found = accuracy(model, named, here, nullcontext, dtype=torch.float32, mirror=mirror, each=note)
     return Tested(folder, config["architecture"], found, [source.where(index) for index in sorted(unreadable)])
+
+
+def _labels(config: Mapping[str, Any], folder: Path, classes: Sequence[str], data: str) -> Tensor:
+    """The network's number of each class of the data, found by its name; what only fills a batch stays so."""
+    known = config.get("label_names")
+    if config["num_classes"] != len(classes):
+        raise ValueError(
+            f"{str(folder)!r} knows {config['num_classes']} classes, and {data!r} has {len(classes)}: test it on the"
+            " data it was trained for, or train a new classifier (flopping train --init ... --new-head)"
+        )
+    if not isinstance(known, list):  # a network that was saved without names
+        return torch.tensor([*range(len(classes)), FILLER])
+    strange = [name for name in classes if name not in known]
+    if strange:
+        raise ValueError(
+            f"{str(folder)!r} knows no class {strange[0]!r} of {data!r}; its classes are {', '.join(known[:5])}"
+            f"{', ...' if len(known) > 5 else ''}, as label_names in its {CONFIG} say: give the data the same names"
+        )
+    return torch.tensor([*(known.index(name) for name in classes), FILLER])

@@ -1,0 +1,72 @@
+"""`flopping experiment`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from flopping.cli.common import app, refusals
+from flopping.cli.train import INTERRUPTED, Compile, Device, Workers, say_stopped
+
+
+@app.command()
+def experiment(
+    name: Annotated[str, typer.Argument(help="An experiment by its name, as cifar10, or a file of yours.")],
+    data: Annotated[str, typer.Option(help="A folder with train/ and val/ in it, one folder per class.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder of its runs.")],
+    report: Annotated[Path, typer.Option(help="The page to write; its figure comes beside it.")],
+    scale: Annotated[float, typer.Option(help="Train for so many times the recipes' epochs.")] = 1.0,
+    device: Device = "auto",
+    workers: Workers = None,
+    compile: Compile = True,
+    only_report: Annotated[bool, typer.Option("--only-report", help="Train nothing, write the report anew.")] = False,
+) -> None:
+    """Train ordinary networks and their twins, with several seeds, one run after another, and report what came out.
+
+    Runs that have finished are not run again, so the same command goes on after it was stopped (Ctrl-C: exit code 3) or
+    killed. The report is written after every run.
+
+    Example: flopping experiment cifar10 --data cifar10/ -o build/experiment-cifar10 --report cifar10.md
+    """
+    from flopping.bench.drawing import require_matplotlib
+    from flopping.experiments.folder import Folder
+    from flopping.experiments.page import write
+    from flopping.experiments.plan import load
+    from flopping.experiments.running import Runner
+    from flopping.training.processes import chosen_device
+    from flopping.training.stops import InterruptedRunError, StoppedError
+
+    console = Console(stderr=True)
+    options = [] if device == "auto" else ["--device", device]
+    options += [] if workers is None else ["--workers", str(workers)]
+    options += [] if compile else ["--no-compile"]
+    words = ["flopping", "experiment", name, "--data", data, "-o", str(output), "--report", str(report)]
+    command = shlex.join([*words, *([] if scale == 1 else ["--scale", f"{scale:g}"]), *options])
+
+    def say(text: str) -> None:
+        console.print(escape(text), highlight=False, soft_wrap=True)
+
+    with refusals():
+        require_matplotlib()
+        if report.suffix != ".md":
+            raise ValueError(f"the report is a page of Markdown: --report ends in .md, got {str(report)!r}")
+        folder = Folder(output, load(name), data, scale)
+        runner = Runner(folder, options, str(chosen_device(device)), say, lambda: write(folder, report, command))
+        try:
+            if not only_report:
+                runner.run()
+        except InterruptedRunError as stop:
+            say(str(stop))
+            raise typer.Exit(INTERRUPTED) from stop
+        except StoppedError as stop:
+            say_stopped(console, str(stop))
+            raise typer.Exit(1) from stop
+        write(folder, report, command)
+        if not folder.all_finished():
+            raise ValueError(f"nothing has finished in {str(output)!r} yet: there is nothing to report")
+    typer.echo(f"The report is {report}")

@@ -1,0 +1,173 @@
+"""The folder of an experiment: what it was started with, a folder for each run, and what finished runs found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from flopping.bench.machine import Machine, this_machine
+from flopping.experiments.plan import Arm, Pair, Plan, Run, scaled
+from flopping.training.job import Job
+from flopping.training.journal import read_log
+from flopping.whole import whole
+
+SETTINGS = "experiment.json"
+FORMAT = "flopping-experiment-1"
+FINISHED = "finished.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an experiment was started with, and what it has decided since."""
+
+    experiment: str
+    data: str
+    scale: float
+    longer: Mapping[str, int] = field(default_factory=dict)
+    """Epochs of E(X) in the time of X, by the pair's name."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run found."""
+
+    run: Run
+    job: Job
+    command: tuple[str, ...]
+    """The words behind `flopping`."""
+    classes: int
+    steps: int
+    seconds: float
+    """Time spent on training, without compiling, tests and checkpoints."""
+    wall: float
+    """Time from beginning to end, or from the last resumption to the end; with compiling, tests and checkpoints."""
+    top1: float
+    mirrored_top1: float
+    changed: int
+    test_images: int
+    curve: tuple[tuple[float, float], ...]
+    """Seconds and accuracy after every epoch."""
+    machine: Machine
+
+    @property
+    def epochs(self) -> int:
+        return self.job.recipe.epochs
+
+    @property
+    def images(self) -> int:
+        """Training images that were seen."""
+        return self.steps * self.job.recipe.batch_size
+
+    @property
+    def speed(self) -> float:
+        """Training images per second."""
+        return self.images / self.seconds
+
+
+def longer(ordinary: Sequence[Finished], equivariant: Sequence[Finished]) -> int:
+    """Epochs of E(X) that take as long as X took, by the mean speed of finished runs."""
+    each = mean(run.seconds for run in equivariant) / equivariant[0].epochs
+    return max(1, round(mean(run.seconds for run in ordinary) / each))
+
+
+class Folder:
+    """An experiment on the disk."""
+
+    def __init__(self, path: Path, plan: Plan, data: str, scale: float) -> None:
+        self.path, self.plan = path, plan
+        for pair in plan.pairs:
+            scaled(pair.content.epochs, scale)
+        self.settings = Settings(plan.name, data, scale)
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{str(path)!r} is a file: -o names the folder of the experiment")
+        if (path / SETTINGS).exists():
+            kept = self._kept()
+            asked = replace(self.settings, longer=kept.longer)
+            if asked != kept:
+                was = f"{kept.experiment} with --data {kept.data} --scale {kept.scale:g}"
+                raise ValueError(f"{str(path)!r} holds {was}: go on with these, or name another folder")
+            self.settings = kept
+        elif path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+            raise ValueError(f"{str(path)!r} holds other files than those of an experiment: name another folder")
+
+    def _kept(self) -> Settings:
+        path = self.path / SETTINGS
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content.pop("format") != FORMAT:
+                raise ValueError(f"its format is not {FORMAT}")
+            return Settings(**content)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} is no description of an experiment: {error}") from error
+
+    def keep(self) -> None:
+        """Write down what the experiment was started with."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with whole(self.path / SETTINGS) as place:
+            place.write_text(json.dumps({"format": FORMAT, **asdict(self.settings)}, indent=1), encoding="utf-8")
+
+    def epochs(self, run: Run) -> int:
+        """How long a run is. The time of X decides for the last arm: once, when X and E(X) have finished."""
+        pair = run.pair
+        if run.arm is not Arm.LONGER:
+            return scaled(pair.content.epochs, self.settings.scale)
+        if pair.name not in self.settings.longer:
+            found = longer(self.arm(pair, Arm.ORDINARY), self.arm(pair, Arm.EQUIVARIANT))
+            self.settings = replace(self.settings, longer={**self.settings.longer, pair.name: found})
+            self.keep()
+        return self.settings.longer[pair.name]
+
+    def command(self, run: Run) -> list[str]:
+        """The words behind `flopping` that carry a run out."""
+        return run.command(self.epochs(run), self.settings.data, self.path)
+
+    def arm(self, pair: Pair, arm: Arm) -> list[Finished]:
+        """Finished runs that differ in their seed only."""
+        return [found for run in pair.runs(arm) if (found := self.finished(run)) is not None]
+
+    def all_finished(self) -> list[Finished]:
+        return [found for run in self.plan.runs if (found := self.finished(run)) is not None]
+
+    def finish(self, run: Run, command: Sequence[str], wall: float, classes: int, device: str) -> None:
+        """Write down that a run has come to its end, and what is not in its own files."""
+        machine = asdict(this_machine(device))
+        content = {"command": list(command), "wall": wall, "classes": classes, "machine": machine}
+        with whole(self.path / run.name / FINISHED) as place:
+            place.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+    def finished(self, run: Run) -> Finished | None:
+        """What a run found, or None where it has not come to its end."""
+        folder = self.path / run.name
+        if not (folder / FINISHED).exists():
+            return None
+        try:
+            content: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+            job = Job.read(folder)
+            tests = [event for event in read_log(folder) if event["kind"] == "epoch"]
+            last = tests[-1]
+            if not last["seconds"]:
+                raise ValueError("it was too short to be timed: a run has two steps at least")
+            return Finished(
+                run,
+                job,
+                tuple(content["command"]),
+                classes=content["classes"],
+                steps=last["step"],
+                seconds=last["seconds"],
+                wall=content["wall"],
+                top1=last["top1"],
+                mirrored_top1=last["mirrored_top1"],
+                changed=last["changed"],
+                test_images=last["images"],
+                curve=tuple((event["seconds"], event["top1"]) for event in tests),
+                machine=Machine(**content["machine"]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the finished run in {str(folder)!r} can't be read ({type(error).__name__}: {error}): remove its"
+                " folder, and it will be done again"
+            ) from error

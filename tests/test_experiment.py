@@ -1,0 +1,374 @@
+"""A whole experiment on a tiny scale, killed and stopped on its way; its report says what the runs' logs say."""
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from training_runs import Launcher
+from typer.testing import CliRunner
+
+from flopping.cli import app
+from flopping.experiments import running
+from flopping.experiments.figure import draw
+from flopping.experiments.folder import Folder
+from flopping.experiments.plan import Arm, Plan, load
+from flopping.experiments.running import expected, locked
+from flopping.experiments.summary import rows
+from flopping.training.job import Job
+from flopping.training.journal import read_log
+from flopping.training.recipe import load as load_recipe
+
+runner = CliRunner()
+WIDE = {"COLUMNS": "300"}
+PLAN = "{title: Noise, about: Two kinds of it., pairs: [{recipe: tiny.yaml, seeds: 2}]}"
+RECIPE = """
+about: {source: a test, command: none, cost: seconds}
+family: ViT
+model: E(ViT-S)
+model_args: {embed_dim: 16, depth: 1, num_heads: 2, patch_size: 8, init_values: 0.1}
+img_size: 16
+epochs: 1
+batch_size: 4
+optimizer: adamw
+lr: 1.0e-3
+warmup_epochs: 0.25
+crop_scale: 0.8
+"""
+ORDER = ["tiny-x-0", "tiny-e-0", "tiny-x-1", "tiny-e-1", "tiny-e-time-0", "tiny-e-time-1"]
+STOPPED_IN = ORDER[2]
+STEPS = 80
+
+
+@dataclass
+class Done:
+    """An experiment that was killed in its first run, stopped in its third, and then came to its end."""
+
+    root: Path
+    words: list[str]
+    said: dict[str, str]
+    """On each of the three occasions."""
+    kept: dict[str, str]
+    """The log of each run that was cut off."""
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def report(self) -> str:
+        return (self.root / "docs" / "noise.md").read_text(encoding="utf-8")
+
+    @property
+    def folder(self) -> Folder:
+        return Folder(self.runs, self.plan, str(self.root / "data"), 1.0)
+
+    @property
+    def plan(self) -> Plan:
+        return load(str(self.root / "noise.yaml"))
+
+    def last(self, run: str) -> dict[str, Any]:
+        """The final test of a run, as its log has it."""
+        return [event for event in read_log(self.runs / run) if event["kind"] == "epoch"][-1]
+
+    def table(self, head: str) -> list[list[str]]:
+        """The cells of a table, found by the beginning of its first line."""
+        lines = self.report[self.report.index(f"| {head}") :].split("\n\n")[0].splitlines()
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def noisy_images(root: Path, train: int, test: int) -> Path:
+    """Two classes that are brighter at the top or at the bottom, under so much noise that networks err."""
+    numbers = np.random.default_rng(0)
+    slope = np.linspace(80, -80, 16)[:, None, None]
+    for split, each in (("train", train), ("val", test)):
+        for name, sign in (("top", 1), ("bottom", -1)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(each):
+                pixels = 128 + sign * slope + numbers.normal(0, 250, (16, 16, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
+    return root
+
+
+class Cut:
+    """Does something once a run is in its midst, and keeps what its log held then."""
+
+    def __init__(self, runs: Path, run: str, act: Callable[[], None]) -> None:
+        self.path, self.act = runs / run, act
+        self.over = Event()
+        self.log = ""
+        self.thread = Thread(target=self._wait, daemon=True)
+
+    def _wait(self) -> None:
+        while not self.over.is_set():
+            if any(event["kind"] == "step" for event in read_log(self.path)):
+                self.log = (self.path / "log.jsonl").read_text().rpartition("\n")[0]
+                self.act()
+                return
+            self.over.wait(0.01)
+
+    def __enter__(self) -> "Cut":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Done]:
+    root = tmp_path_factory.mktemp("experiment")
+    (root / "noise.yaml").write_text(PLAN)
+    (root / "tiny.yaml").write_text(RECIPE)
+    runs, data = root / "runs", noisy_images(root / "data", train=2 * STEPS, test=100)
+    words = ["experiment", str(root / "noise.yaml"), "--data", str(data), "-o", str(runs)]
+    words += ["--report", str(root / "docs" / "noise.md"), "--no-compile", "--workers", "0", "--device", "cpu"]
+    said, kept = {}, {}
+
+    process = launcher.start(root, *words, curves=True)
+    with Cut(runs, ORDER[0], lambda: process.send(signal.SIGKILL)) as cut:
+        said["killed"], kept[ORDER[0]] = process.wait().err, cut.log
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late
+    with Cut(runs, STOPPED_IN, lambda: os.kill(os.getpid(), signal.SIGTERM)) as cut:
+        result = runner.invoke(app, words, env=WIDE)
+    assert result.exit_code == 3, result.output
+    said["stopped"], kept[STOPPED_IN] = result.output, cut.log
+    result = runner.invoke(app, words, env=WIDE)
+    assert result.exit_code == 0, result.output
+    said["finished"] = result.output
+    yield Done(root, words, said, kept)
+    signal.signal(signal.SIGTERM, before)
+
+
+def announced(said: str) -> list[int]:
+    return [int(number) for number in re.findall(r"^Run (\d) of 6: ", said, re.MULTILINE)]
+
+
+def test_a_killed_or_stopped_experiment_goes_on_where_it_was(done: Done) -> None:
+    assert announced(done.said["killed"]) == [1]
+    assert announced(done.said["stopped"]) == [1, 2, 3]
+    assert f"stopped in run {STOPPED_IN}" in done.said["stopped"]
+    assert announced(done.said["finished"]) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("run", [ORDER[0], STOPPED_IN])
+def test_a_run_whose_experiment_was_killed_or_stopped_saves_and_goes_on(done: Done, run: str) -> None:
+    """The lines that stood in the log then still do: had the run begun anew, they would have other times."""
+    assert 1 <= len(done.kept[run].splitlines()) < STEPS // 10
+    assert (done.runs / run / "log.jsonl").read_text().startswith(done.kept[run])
+
+
+def test_it_says_how_much_time_is_left(done: Done) -> None:
+    assert "Run 1 of 6: ViT-S, ordinary, 1 epochs, seed 0. How long" in " ".join(done.said["killed"].split())
+    last = r"Run 6 of 6: E\(ViT-S\), for the training time of X, \d+ epochs, seed 1\. About .*\d+ s left"
+    assert re.search(last, done.said["finished"])
+
+
+def test_every_run_was_the_one_that_was_planned(done: Done) -> None:
+    assert [run.name for run in done.plan.runs] == ORDER
+    jobs = {name: Job.read(done.runs / name) for name in ORDER}
+    assert [jobs[name].model for name in ORDER] == ["ViT-S", "E(ViT-S)"] * 2 + ["E(ViT-S)"] * 2
+    assert [jobs[name].recipe.seed for name in ORDER] == [0, 0, 1, 1, 0, 1]
+    assert len({str(jobs[name].recipe.model_args) for name in ORDER}) == 1
+    seconds = {arm: mean(done.last(f"tiny-{arm}-{seed}")["seconds"] for seed in (0, 1)) for arm in "xe"}
+    fitting = max(1, round(seconds["x"] / seconds["e"]))
+    assert [jobs[name].recipe.epochs for name in ORDER] == [1, 1, 1, 1, fitting, fitting]
+    assert [jobs[name].recipe.warmup_epochs for name in ORDER] == [0.25] * 4 + [0.25 * fitting] * 2
+
+
+def test_the_report_has_the_figures_of_the_logs(done: Done) -> None:
+    table = done.table("network | epochs")
+    for (model, epochs, seeds, top1, mirrored, changed, _, speed), arm in zip(table, ("x", "e", "e-time"), strict=True):
+        runs = [done.last(f"tiny-{arm}-{seed}") for seed in (0, 1)]
+        assert model == ("ViT-S" if arm == "x" else "E(ViT-S)")
+        assert epochs.split(",")[0] == str(runs[0]["epoch"])
+        assert seeds == "2"
+        for cell, name, digits in ((top1, "top1", 2), (mirrored, "mirrored_top1", 2), (changed, "changed", 0)):
+            values = [run[name] for run in runs]
+            assert cell == f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+        assert speed == f"{sum(run['step'] * 4 for run in runs) / sum(run['seconds'] for run in runs):.0f}"
+    assert [cells[4:6] for cells in table[1:]] == [[cells[3], "0 ± 0"] for cells in table[1:]]
+
+
+def test_the_report_lists_every_run(done: Done) -> None:
+    for cells, name in zip(done.table("run | epochs"), ORDER, strict=True):
+        last = done.last(name)
+        assert cells[:3] == [name, str(last["epoch"]), f"{last['top1']:.2f}"]
+        assert cells[3:6] == [f"{last['mirrored_top1']:.2f}", str(last["changed"]), f"{last['seconds']:.1f}"]
+    assert "All 6 runs have finished." in done.report
+
+
+def test_the_report_has_what_networks_cost_and_how_they_compare(done: Done) -> None:
+    ordinary, equivariant = rows(done.folder)[:2]
+    parameters = [int(p.numel()) for p in ordinary_network(done).parameters()]
+    assert ordinary.cost.parameters == sum(parameters)
+    assert 0.5 < equivariant.cost.flops / ordinary.cost.flops < 0.8
+    assert ordinary.training_flops == ordinary.cost.training_flops * 4 * STEPS
+    gains = [done.last(f"tiny-e-{seed}")["top1"] - done.last(f"tiny-x-{seed}")["top1"] for seed in (0, 1)]
+    line = next(line for line in done.report.splitlines() if line.startswith("- E(ViT-S), 1 epochs, as many as X"))
+    assert f"top-1 {mean(gains):+.2f} points (± {stdev(gains):.2f} over seeds)" in line
+    assert f"{equivariant.speed / ordinary.speed:.2f} times the images/s of ViT-S" in line
+
+
+def ordinary_network(done: Done) -> Any:
+    from flopping.training.trained import checkpoint_folder, load_checkpoint
+
+    return load_checkpoint(checkpoint_folder(done.runs / ORDER[0]))[0]
+
+
+def test_the_commands_of_the_report_are_those_that_ran(done: Done) -> None:
+    commands = [shlex.split(line) for line in done.report.splitlines() if line.startswith("flopping train")]
+    assert len(commands) == 6
+    for words, name in zip(commands, ORDER, strict=True):
+        job = Job.read(done.runs / name)
+        changes = [word for word in words if "=" in word]
+        assert load_recipe(words[2]).override(changes) == job.recipe
+        assert words[words.index("--model") + 1] == job.model
+        assert words[words.index("-o") + 1] == str(done.runs / name)
+        assert words[-5:] == ["--device", "cpu", "--workers", "0", "--no-compile"]
+    own = next(line for line in done.report.splitlines() if line.startswith("flopping experiment"))
+    assert sorted(shlex.split(own)[1:]) == sorted(done.words)
+
+
+def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
+    with Image.open(done.root / "docs" / "noise.png") as picture:
+        assert picture.format == "PNG"
+    assert "](noise.png)" in done.report
+    (axes,) = draw(rows(done.folder)).axes
+    bars = {str(container.get_label())[1:]: container for container in axes.containers}
+    assert list(bars) == [arm.value for arm in Arm]
+    for name, container in bars.items():
+        runs = [done.last(f"tiny-{name}-{seed}") for seed in (0, 1)]
+        ((x, y),) = container.lines[0].get_xydata().tolist()  # type: ignore[union-attr]
+        assert x == pytest.approx(mean(run["seconds"] for run in runs) / 60)
+        assert y == pytest.approx(mean(run["top1"] for run in runs))
+        assert axes.get_ylim()[0] < y < axes.get_ylim()[1]
+
+
+def test_what_has_finished_is_not_run_again(done: Done) -> None:
+    def written() -> dict[Path, int]:
+        runs = [path for path in done.runs.rglob("*") if path.is_file() and path.parent != done.runs]
+        return {path: path.stat().st_mtime_ns for path in runs}
+
+    before, report = written(), done.report
+    result = runner.invoke(app, done.words)
+    assert result.exit_code == 0, result.output
+    assert written() == before
+    assert done.report == report
+
+
+def test_a_report_of_a_part_says_so(done: Done, tmp_path: Path) -> None:
+    marker = done.runs / ORDER[-1] / "finished.json"
+    aside = marker.rename(tmp_path / "aside")
+    try:
+        report = tmp_path / "part.md"
+        words = [str(report) if word.endswith("noise.md") else word for word in done.words]
+        result = runner.invoke(app, [*words, "--only-report"])
+        assert result.exit_code == 0, result.output
+        assert "**5 of 6 runs have finished**" in report.read_text()
+        assert (tmp_path / "part.png").exists()
+        folder = done.folder
+        assert expected(folder.plan.runs[-1], folder.all_finished()) == pytest.approx(
+            json.loads((done.runs / "tiny-e-time-0" / "finished.json").read_text())["wall"]
+        )
+    finally:
+        aside.rename(marker)
+
+
+def test_another_scale_or_other_data_need_another_folder(done: Done) -> None:
+    for more in (["--scale", "2"], ["--data", "elsewhere"]):
+        result = runner.invoke(app, [*done.words, *more], env=WIDE)
+        assert result.exit_code == 2
+        assert "--scale 1: go on with these, or name another folder" in " ".join(result.output.split())
+
+
+def test_a_run_that_fails_stops_the_experiment(done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "CHILD", "no_such_module")
+    words = ["experiment", str(done.root / "noise.yaml"), "--data", "x", "-o", str(tmp_path / "runs")]
+    result = runner.invoke(app, [*words, "--report", str(tmp_path / "report.md")], env=WIDE)
+    assert result.exit_code == 1
+    assert "The run stopped: tiny-x-0 ended with code 1" in result.output
+    assert not (tmp_path / "report.md").exists()
+
+
+def test_one_process_works_in_a_folder_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PATIENCE", 0.3)
+    said: list[str] = []
+    with locked(tmp_path, said.append) as lock:
+        other = os.open(tmp_path / running.LOCK, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(ValueError, match="another process works in"), locked(tmp_path, said.append):
+            pass
+        assert lock != other
+        assert len(said) == 1
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cifar11"], "no experiment is called 'cifar11'; there is cifar10"),
+        (["missing.yaml"], "no experiment 'missing.yaml': there is no such file"),
+        (["cifar10", "--scale", "0"], "scale is positive, got 0.0"),
+        (["cifar10", "--scale", "inf"], "scale is positive, got inf"),
+        (["cifar10", "--report", "page.html"], "--report ends in .md, got 'page.html'"),
+        (["cifar10", "--device", "gpu"], "no device is called 'gpu'"),
+        (["cifar10", "--only-report"], "nothing has finished in"),
+    ],
+)
+def test_refusals(arguments: list[str], message: str, tmp_path: Path) -> None:
+    words = ["experiment", "--data", "x", "-o", str(tmp_path / "runs"), "--report", "report.md", *arguments]
+    result = runner.invoke(app, words, env=WIDE)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds other files than those of an experiment"):
+        Folder(tmp_path, load("cifar10"), "data", 1.0)
+    (tmp_path / "experiment.json").write_text("{}")
+    with pytest.raises(ValueError, match="is no description of an experiment"):
+        Folder(tmp_path, load("cifar10"), "data", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "an experiment is a table with title, about, and a list of pairs, got [1, 2]"),
+        ("{title: A, about: B, pairs: []}", "an experiment is a table with title, about, and a list of pairs, got"),
+        ("{titel: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}]}", "no field 'titel'; did you mean 'title'?"),
+        (
+            "{title: A, about: B, pairs: [{recipe: cifar10_vit, seed: 3}]}",
+            "a pair has no field 'seed'; did you mean 'seeds'?",
+        ),
+        (
+            "{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 0}]}",
+            "seeds is a whole number of at least 1, got 0",
+        ),
+        ("{title: A, about: B, pairs: [{recipe: cifar10_vt, seeds: 1}]}", "no recipe is called 'cifar10_vt'"),
+        ("{title: A, about: [B], pairs: [{recipe: cifar10_vit, seeds: 1}]}", "about is text, got"),
+        ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}, {recipe: cifar10_vit, seeds: 2}]}", "one pair"),
+        ("title: [", "line 1"),
+    ],
+)
+def test_plans_that_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(str(tmp_path / "plan.yaml"))
