@@ -68,7 +68,7 @@ def opened(path: Path, *, average: bool = False) -> tuple[Path, nn.Module, dict[
         folder = checkpoint_folder(path)
         try:
             return folder, *load_checkpoint(folder, average=average)
-        except (ValueError, OSError):
+        except Exception:  # every library has its own for a file that is gone
             if folder.exists():
                 raise
 
