@@ -26,7 +26,7 @@ CIFAR10 ?= build/cifar10
 SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint timm-suite bench-layers bench-models results experiment-cifar10 wheel-check clean
+.PHONY: help demo test test-long lint timm-suite bench-layers bench-models results experiment-cifar10 wheel-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,9 @@ demo: $(READY) ## train a small transformer and its equivariant twin, and show t
 test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the small models
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
 	FLOPPING_TIMM_MODELS='*test*' $(TIMM_PYTEST)
+
+test-long: $(READY) ## what takes too long for every change: training on every network, runs killed many times (an hour)
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m long --durations 10 tests
 
 timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (half an hour)
 	$(TIMM_PYTEST) --durations 10

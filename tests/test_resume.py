@@ -8,26 +8,28 @@ import random
 import signal
 from functools import cache
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
-import torch
-from training_runs import EVERYTHING, FAMILIES, Ended, Launcher, call, command, contents, events, recipe_file
+from training_runs import (
+    FAMILIES,
+    LAST,
+    STEPS,
+    Ended,
+    Launcher,
+    assert_same,
+    call,
+    command,
+    contents,
+    events,
+    newest,
+    recipe_file,
+    run_of,
+    wait_for_a_step,
+)
 
-from flopping.training.checkpoint import AVERAGE, TRAINING, WEIGHTS, Keeper
-
-STEPS = 4
-"""Steps of an epoch: 48 images in batches of 12."""
-LAST = 3 * STEPS
-SAVED = ("--chunk", "6", "--workers", "1", "--save-steps", "1", "--resume")
-
-
-def run_of(family: str, images: Path, folder: Path, *more: str) -> list[str]:
-    model, fields = FAMILIES[family]
-    folder.parent.mkdir(exist_ok=True)
-    recipe = recipe_file(folder.parent / f"{family}.yaml", family, **{**EVERYTHING, **fields})
-    return command(recipe, images, folder, model, *SAVED, *more)
+from flopping.training.checkpoint import WEIGHTS, Keeper
 
 
 @pytest.fixture(scope="module")
@@ -42,41 +44,6 @@ def whole(launcher: Launcher, images: Path, tmp_path_factory: pytest.TempPathFac
         return place / "run", ended
 
     return made
-
-
-def same(one: Any, other: Any) -> bool:
-    """The same to the last bit, whatever tensors lie in."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
-def assert_same(run: Path, whole: Path) -> None:
-    """Weights, averaged weights, the state of the optimiser and the log."""
-    for name in (WEIGHTS, AVERAGE):
-        assert (run / "last" / name).read_bytes() == (whole / "last" / name).read_bytes(), name
-    mine, theirs = (torch.load(path / "last" / TRAINING, weights_only=True) for path in (run, whole))
-    assert same(mine["optimizer"], theirs["optimizer"])
-    assert events(run) == events(whole)
-    assert (run / "best").readlink() == (whole / "best").readlink()
-    assert sorted(os.listdir(run)) == sorted(os.listdir(whole))
-    assert sorted(os.listdir(run / "checkpoints")) == sorted(os.listdir(whole / "checkpoints"))
-
-
-def newest(run: Path) -> int:
-    return max((checkpoint.step for checkpoint in Keeper(run).found()), default=0)
-
-
-def wait_for_a_step(run: Path) -> None:
-    """Until the run has done a step more than now, so that it is training and not only starting."""
-    before, end = newest(run), monotonic() + 100
-    while newest(run) == before:
-        assert monotonic() < end, "no step was done"
-        sleep(0.005)
 
 
 def test_the_log_of_a_run_has_every_step_once(whole: Any) -> None:
@@ -251,6 +218,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path, small: list[str]) -> None:
 def test_a_run_whose_precision_the_machine_chose_is_resumed(tmp_path: Path, small: list[str]) -> None:
     """float16 is for GPUs; a CPU takes float32, also the second time."""
     assert call(*small, "precision=float16").code == 0
+    assert "precision: float32" in json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]
     again = call(*small, "precision=float16", "--resume")
     assert again.code == 0, again.err
 

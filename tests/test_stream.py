@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tarfile
 from collections.abc import Iterable
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from pictures import packed, picture, shard, web_dataset
+from training_runs import EVERYTHING, FAMILIES, Launcher, command, events, recipe_file
 
+from flopping.training.checkpoint import AVERAGE, WEIGHTS
 from flopping.training.feeds import eval_batches, training_feed
 from flopping.training.loader import (
     FILLER,
@@ -148,6 +151,26 @@ def test_tests_show_every_image_once_in_batches_of_one_size(processes: int, work
         mark for mark, label in zip(marks(every), torch.cat([b.labels for b in every]), strict=True) if label >= 0
     ]
     assert sorted(counted) == sorted(pixels(seed) for seed in range(24))
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path, launcher: Launcher) -> None:
+    """It is asked to stop, and resumed, in the middle of its second epoch."""
+    root = web_dataset(tmp_path / "shards", {"train": (20, 20), "validation": (4, 4)})
+    model, fields = FAMILIES["ViT"]
+    recipe = recipe_file(tmp_path / "recipe.yaml", "ViT", **{**EVERYTHING, **fields, "epochs": 2, "batch_size": 8})
+    runs = [tmp_path / "whole", tmp_path / "stopped"]
+    more = ["--root", str(root), "--workers", "2", "--chunk", "4", "--save-steps", "1", "--resume"]
+    whole, stopped = (command(recipe, Path("wds/it"), run, model, *more) for run in runs)
+    assert launcher.run(tmp_path, *whole).code == 0
+    strike = ("os.rename", "/.new-step-00000007", 1, signal.SIGTERM)
+    ended = launcher.run(tmp_path, *stopped, strikes=[strike])
+    assert ended.code == 3, ended.err
+    assert "stopped after step 8 of 10" in ended.err
+    assert launcher.run(tmp_path, *stopped).code == 0
+    for name in (WEIGHTS, AVERAGE):
+        one, other = (run / "last" / name for run in runs)
+        assert one.read_bytes() == other.read_bytes()
+    assert events(runs[0]) == events(runs[1])
 
 
 def damaged(root: Path) -> Path:

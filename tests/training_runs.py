@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -20,7 +21,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from flopping.cli import app
-from flopping.training.checkpoint import Keeper
+from flopping.training.checkpoint import AVERAGE, TRAINING, WEIGHTS, Keeper
 from flopping.training.journal import read_log
 
 TIMING = ("images_per_s", "waiting", "seconds")
@@ -65,6 +66,11 @@ EVERYTHING = {
     "cutmix": 1.0,
 }
 """All that is random or has a state."""
+STEPS = 4
+"""Steps of an epoch of everything: 48 images in batches of 12."""
+LAST = 3 * STEPS
+"""And of three epochs."""
+SAVED = ("--chunk", "6", "--workers", "1", "--save-steps", "1", "--resume")
 ABOUT = {"source": "tests", "command": "none", "cost": "none"}
 Strikes: TypeAlias = Sequence[tuple[str, str, int, int]]
 
@@ -92,6 +98,14 @@ def command(recipe: Path, data: Path, run: Path, model: str, *more: str) -> list
     """A run on one core that does everything often: it logs every step, and works on two chunks of a batch."""
     options = ["--model", model, "--data", str(data), "-o", str(run), "--device", "cpu", "--log-steps", "1"]
     return ["train", str(recipe), *options, *([] if "--compile" in more else ["--no-compile"]), *more]
+
+
+def run_of(family: str, images: Path, folder: Path, *more: str) -> list[str]:
+    """A run with everything, in two chunks per step, which saves every step and may be resumed."""
+    model, fields = FAMILIES[family]
+    folder.parent.mkdir(exist_ok=True)
+    recipe = recipe_file(folder.parent / f"{family}.yaml", family, **{**EVERYTHING, **fields})
+    return command(recipe, images, folder, model, *SAVED, *more)
 
 
 @dataclass(frozen=True)
@@ -206,3 +220,38 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def same(one: Any, other: Any) -> bool:
+    """The same to the last bit, whatever tensors lie in."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """Weights, averaged weights, the state of the optimiser and the log."""
+    for name in (WEIGHTS, AVERAGE):
+        assert (run / "last" / name).read_bytes() == (whole / "last" / name).read_bytes(), name
+    mine, theirs = (torch.load(path / "last" / TRAINING, weights_only=True) for path in (run, whole))
+    assert same(mine["optimizer"], theirs["optimizer"])
+    assert events(run) == events(whole)
+    assert (run / "best").readlink() == (whole / "best").readlink()
+    assert sorted(os.listdir(run)) == sorted(os.listdir(whole))
+    assert sorted(os.listdir(run / "checkpoints")) == sorted(os.listdir(whole / "checkpoints"))
+
+
+def newest(run: Path) -> int:
+    return max((checkpoint.step for checkpoint in Keeper(run).found()), default=0)
+
+
+def wait_for_a_step(run: Path) -> None:
+    """Until the run has done a step more than now, so that it is training and not only starting."""
+    before, end = newest(run), monotonic() + 100
+    while newest(run) == before:
+        assert monotonic() < end, "no step was done"
+        sleep(0.005)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+ISOTROPIC = "(iso.)"
+"""How the paper's names of isotropic networks end."""
+
 
 def paper_costs(progress: Callable[[], object] | None = None) -> list[Cost]:
     """What all networks of the paper's table cost, counted now."""
@@ -113,8 +116,8 @@ def gain_against_flops(rows: Iterable[Row]) -> Figure | None:
         for group, axes in zip(tables, grid, strict=True):
             for row in group:
                 _gain(axes, row)
-            for key in dict.fromkeys((row.family, _kind_of(row)) for row in group if row.family != OTHERS):
-                _joined(axes, [row for row in group if (row.family, _kind_of(row)) == key])
+            for key in dict.fromkeys(_line_of(row) for row in group if row.family != OTHERS):
+                _joined(axes, [row for row in group if _line_of(row) == key])
             axes.axhline(1, color=INK, lw=0.8, zorder=1)
             axes.set_title(lines(title(group), 90 // across(len(tables))), fontsize=8.5)
             axes.set_xlabel("FLOPs of X (G per image)")
@@ -146,7 +149,7 @@ def _gain(axes: Axes, row: Row) -> None:
     if _kind_of(row) == "E":
         # the sizes of ConvNeXt lie just left of ViT's, and so do their names
         shift, ha = ((-6, 0), "right") if row.family == FAMILIES[-1] else ((6, 0), "left")
-        name = _size(row.record.paper) if row.record.paper else row.name
+        name = f"{_size(row.record.paper)}{' iso.' * _is_isotropic(row)}" if row.record.paper else row.name
         label(axes, name if len(name) <= 24 else f"{name[:23]}…", (x, value), shift, ha, colour)
 
 
@@ -157,6 +160,16 @@ def _joined(axes: Axes, rows: Sequence[Row]) -> None:
         points = sorted((_flops_of_baseline(r), v) for r, v in zip(rows, values, strict=True) if v is not None)
         if len(points) > 1:
             axes.plot(*zip(*points, strict=True), dashes, color=COLOURS[rows[0].family], lw=1, alpha=0.6, zorder=1)
+
+
+def _line_of(row: Row) -> tuple[str, str, bool]:
+    """What networks that differ in their size only have in common."""
+    return row.family, _kind_of(row), _is_isotropic(row)
+
+
+def _is_isotropic(row: Row) -> bool:
+    """Whether it is the isotropic form of ConvNeXt, which measurements may show beside the other one."""
+    return ISOTROPIC in (row.record.paper or "")
 
 
 def _flops_of_baseline(row: Row) -> float:
@@ -182,4 +195,4 @@ def _size(paper: str) -> str:
     >>> _size("E(ResMLP-S24)"), _size("ConvNeXt-B (iso.)")
     ('S24', 'B')
     """
-    return ordinary_name(paper).partition("-")[2].removesuffix(" (iso.)")
+    return ordinary_name(paper).partition("-")[2].removesuffix(f" {ISOTROPIC}")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import sleep
 
 import typer
+
+PATIENCE = 3.0
+"""Seconds that processes leave to the first one of those that `torchrun` started, to say why all of them end."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,4 +27,16 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
+        give_way()  # if the first process refuses the same, this one is ended meanwhile
         raise typer.BadParameter(str(error)) from error
+
+
+def is_first() -> bool:
+    """Whether this process is the only one, or the first of those that `torchrun` started: it speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def give_way() -> None:
+    """Let the first process end first: a launcher ends all as soon as one has ended, whoever has yet to speak."""
+    if not is_first():
+        sleep(PATIENCE)

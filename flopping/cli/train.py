@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from flopping.cli.common import app, refusals
+from flopping.cli.common import app, give_way, is_first, refusals
 
 if TYPE_CHECKING:
     from flopping.training.job import Job
@@ -111,6 +111,7 @@ def train(
     """
     from flopping.training.job import Machine
     from flopping.training.loader import default_workers
+    from flopping.training.processes import AgreedError
     from flopping.training.run import train as run
     from flopping.training.stops import InterruptedRunError, StoppedError
 
@@ -124,7 +125,7 @@ def train(
         try:
             result = run(job, machine, output, console, resume=resume)
         except InterruptedRunError as stop:
-            console.print(escape(f"{stop}. --resume goes on"), highlight=False, soft_wrap=True)
+            say_last(console, escape(f"{stop}. --resume goes on"))
             raise typer.Exit(INTERRUPTED) from stop
         except StoppedError as stop:
             say_stopped(console, str(stop))
@@ -135,15 +136,26 @@ def train(
             say_stopped(console, f"{error.strerror}. Free some space, then go on with --resume")
             raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
-            ended = f"Ended at once; what was saved before is in {str(output)!r}"
-            console.print(escape(ended), highlight=False, soft_wrap=True)
+            say_last(console, escape(f"Ended at once; what was saved before is in {str(output)!r}"))
             raise typer.Exit(KILLED) from stop
-    if result is not None:
+        except AgreedError as error:
+            if is_first():
+                raise
+            give_way()
+            raise typer.Exit(2) from error
+    if result is not None and is_first():
         typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
 
 
 def say_stopped(console: Console, why: str) -> None:
-    console.print(f"[red]The run stopped:[/red] {escape(why)}", highlight=False, soft_wrap=True)
+    say_last(console, f"[red]The run stopped:[/red] {escape(why)}")
+
+
+def say_last(console: Console, text: str) -> None:
+    """The last words of a run, by one of its processes."""
+    if is_first():
+        console.print(text, highlight=False, soft_wrap=True)
+    give_way()
 
 
 @app.command(name="eval")

@@ -11,6 +11,7 @@ the same step, `.gone-` is being removed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -271,10 +272,13 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Put the names in a folder on the disk."""
+    """Put the names in a folder on the disk, where the file system can be asked to."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(handle)
 

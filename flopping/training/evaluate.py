@@ -50,7 +50,7 @@ def accuracy(
             labels = batch.labels.to(world.device)
             counted = labels >= 0
             with precision():
-                logits = forward(x).float()
+                logits = forward(x).to(dtype)
             best = logits.topk(min(5, logits.shape[1])).indices
             hits = best == labels[:, None]
             images += int(counted.sum())

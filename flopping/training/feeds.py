@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from flopping.training.images import Images, Source
 from flopping.training.loader import Batch, Feed, Loader, Preparation, all_images
 from flopping.training.order import Chunks
 from flopping.training.processes import World
 from flopping.training.shards import Shards
+from flopping.training.stops import StoppedError
 from flopping.training.stream import Stream, all_of_shards
+
+BROKEN = (StoppedError, OSError, RuntimeError, ValueError)
+"""How reading fails for good: no image is one, a file system is gone, a worker was killed."""
 
 
 def training_feed(images: Images, preparation: Preparation, chunks: Chunks, workers: int, world: World) -> Feed:
@@ -28,3 +32,39 @@ def eval_batches(
         return all_of_shards(images, preparation, batch_size, workers, world)
     assert isinstance(images, Source)
     return all_images(images, preparation, batch_size, workers, world)
+
+
+def unbroken(batches: Iterator[Batch], blank: Callable[[], Batch], cannot: Callable[[str], None]) -> Iterator[Batch]:
+    """Batches for one of several processes; once reading fails, it says why and goes on with blank ones.
+
+    The others wait for its share of the step, whatever that is worth, and hear of the problem afterwards.
+    """
+    try:
+        yield from batches
+    except BROKEN as error:
+        cannot(_why(error))
+        while True:
+            yield blank()
+
+
+def agreed(batches: Iterator[Batch], world: World) -> Iterator[Batch]:
+    """Batches of a test, which ends for all processes if reading fails for one."""
+    while True:
+        batch = problem = None
+        try:
+            batch = next(batches, None)
+        except BROKEN as error:
+            if world.size == 1:
+                raise
+            problem = _why(error)
+        problem = world.agree(problem)
+        if problem is not None:
+            raise StoppedError(problem)
+        if batch is None:
+            return
+        yield batch
+
+
+def _why(error: Exception) -> str:
+    """What went wrong, in one line: torch puts the traceback of a worker before it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

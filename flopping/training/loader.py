@@ -143,6 +143,10 @@ class Samples(Dataset[Batch]):
         labels: list[int] = []
         unreadable: list[int] = []
         for index, seed in keys:
+            if seed == FILL and images:
+                images.append(images[0])
+                labels.append(FILLER)
+                continue
             image, label, right = self._readable(index, unreadable)
             reseed(seed)
             images.append(self.transform(image))

@@ -94,6 +94,8 @@ def weights_of(path: Path) -> dict[str, Tensor]:
             return read_weights(inside)
     if path.is_dir():
         raise ValueError(f"no checkpoint in {str(path)!r}: neither {WEIGHTS} nor best/ or last/ with it")
+    if not path.exists():
+        raise ValueError(f"there is no {str(path)!r}: --init is a run, one of its checkpoints, or a file of weights")
     return read_weights(path)
 
 
@@ -102,7 +104,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], what: str, *, 
     own = model.state_dict()
     weights = dict(weights)
     head = [name for name in own if name.startswith(str(model.pretrained_cfg["classifier"]) + ".")]  # type: ignore[index]
-    other = [name for name in head if name in weights and weights[name].shape != own[name].shape]
+    other = [name for name in head if name in weights and weights[name].shape[:1] != own[name].shape[:1]]
     if other and not new_head:
         raise ValueError(
             f"{what} knows {len(weights[other[0]])} classes, and the data has {len(own[other[0]])}:"

@@ -16,11 +16,13 @@ def optimiser_state(model: nn.Module, optimizer: torch.optim.Optimizer, keep: bo
     state: dict[str, dict[str, Any]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            values = {}
-            for key, value in optimizer.state[parameter].items():
-                values[key] = whole_tensor(value).to("cpu", copy=True) if isinstance(value, Tensor) else value
+            values = {
+                key: whole_tensor(v) if isinstance(v, Tensor) else v for key, v in optimizer.state[parameter].items()
+            }
             if keep:
-                state[names[parameter]] = values
+                state[names[parameter]] = {
+                    key: v.to("cpu", copy=True) if isinstance(v, Tensor) else v for key, v in values.items()
+                }
     groups = [
         {key: _copy(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
     ]

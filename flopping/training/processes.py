@@ -6,12 +6,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+T = TypeVar("T")
+
+
+class AgreedError(ValueError):
+    """A refusal that all processes have heard of, so that one can speak for all."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class World:
     device: torch.device
     rank: int = 0
     size: int = 1
+    launched: bool = False
+    """Whether something like `torchrun` started the processes; it then decides when they are killed."""
 
     @property
     def is_main(self) -> bool:
@@ -35,21 +43,38 @@ class World:
         dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
-    def lists(self, mine: list[int]) -> list[int]:
-        """The numbers of all processes."""
+    def every(self, mine: T) -> list[T]:
+        """The values of all processes, by their rank."""
         if self.size == 1:
-            return mine
+            return [mine]
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, mine)
-        return [value for part in every for value in part]
+        return every
+
+    def lists(self, mine: list[int]) -> list[int]:
+        """The numbers of all processes."""
+        return [value for part in self.every(mine) for value in part]
 
     def agree(self, problem: str | None) -> str | None:
         """A problem that any process has, for all of them; so none waits for one that has stopped."""
+        return next((found for found in self.every(problem) if found is not None), None)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What one process refuses within it, all refuse at its end. Within it no process waits for another."""
         if self.size == 1:
-            return problem
-        every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, problem)
-        return next((found for found in every if found is not None), None)
+            yield
+            return
+        mine = None
+        try:
+            yield
+        except (ValueError, TypeError, OSError) as error:
+            mine = str(error)
+        every = self.every(mine)
+        found = next((rank for rank, problem in enumerate(every) if problem is not None), None)
+        if found is not None:
+            alone = f"process {found} of {self.size}: " if None in every else ""
+            raise AgreedError(f"{alone}{every[found]}")
 
     def wait(self) -> None:
         """Go on once all processes are here."""
@@ -85,7 +110,7 @@ def world(device_name: str) -> Iterator[World]:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield World(device, dist.get_rank(), dist.get_world_size())
+        yield World(device, dist.get_rank(), dist.get_world_size(), launched=True)
     finally:
         dist.destroy_process_group()
 
@@ -140,6 +165,12 @@ class Replica:
     def __call__(self, images: Tensor) -> Tensor:
         logits: Tensor = self.wrapped(images)
         return logits
+
+    def settle(self) -> None:
+        """Drop the copies of weights that a forward pass without a backward pass leaves: the next one asks anew."""
+        if self.sharded:
+            for part in (*blocks_of(self.network), self.network):
+                part.reshard()  # type: ignore[operator]
 
     @contextmanager
     def gradients(self, exchanged: bool) -> Iterator[None]:

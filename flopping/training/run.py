@@ -13,10 +13,11 @@ from flopping.training.checkpoint import Checkpoint, Keeper, read_manifest
 from flopping.training.curves import CURVES, draw_run
 from flopping.training.evaluate import Accuracy
 from flopping.training.folder import is_free, reserved
+from flopping.training.images import Images
 from flopping.training.job import RUN, Job, Machine
 from flopping.training.journal import read_log
 from flopping.training.precision import usable_precision
-from flopping.training.processes import World, world
+from flopping.training.processes import AgreedError, World, world
 from flopping.training.sources import open_source, require_same_classes
 from flopping.training.trainer import Trainer
 
@@ -31,25 +32,21 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
     """
     job.recipe.require_family(job.model)
     with world(machine.device) as here, ExitStack() as stack:
-        job = _with_precision(job, here, console)
-        kept = _kept(job, folder, resume)
+        with here.together():
+            job = _with_precision(job, here, console)
+            kept = _kept(job, folder, resume)
+        if len(set(here.every(kept is None))) > 1:
+            raise AgreedError(f"some processes find a run in {str(folder)!r} and others don't: all need one folder")
         trainer = None
         if kept is None:  # what can't be done is refused before there is a folder
-            trainer = _trainer(_with_chunk(job, here), machine, folder, here, console)
+            trainer = _trainer(job, machine, folder, here, console)
             job = trainer.job
-        here.wait()  # all have looked before the main process writes
-        problem = None
-        if here.is_main:
-            try:
+        with here.together():
+            if here.is_main:
                 stack.enter_context(reserved(folder))
                 if kept is None:
                     _kept(job, folder, resume=False)  # another process may have begun meanwhile
                     job.write(folder)
-            except ValueError as error:
-                problem = str(error)
-        problem = here.agree(problem)
-        if problem is not None:
-            raise ValueError(problem)
         start = None
         if kept is not None:
             job = kept
@@ -72,11 +69,28 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
 
 def _trainer(job: Job, machine: Machine, folder: Path, here: World, console: Console) -> Trainer:
     """The trainer of a job, with its images. Nothing is written."""
-    train, test = (open_source(job.data, split, job.root) for split in ("train", "test"))
-    require_same_classes(train, test, job.data)
+    with here.together():
+        job = _with_chunk(job, here)
+        train, test = (open_source(job.data, split, job.root) for split in ("train", "test"))
+        require_same_classes(train, test, job.data)
+    _require_one_view(here, train, test)
     for note in filter(None, (train.note, test.note) if here.is_main else ()):
         console.print(escape(note), highlight=False, soft_wrap=True)
     return Trainer(job, machine, folder, here, train, test, console)
+
+
+def _require_one_view(here: World, train: Images, test: Images) -> None:
+    """Refuse to start where processes find different images: they would do different things, and wait for ever."""
+    views = [
+        f"{images} training and {tests} test images of {len(classes)} classes"
+        for images, tests, classes in here.every((len(train), len(test), train.classes))
+    ]
+    other = next((rank for rank, view in enumerate(views) if view != views[0]), None)
+    if other is not None:
+        raise AgreedError(
+            f"processes find different data: process 0 has {views[0]}, process {other} has {views[other]}."
+            " All need the same files"
+        )
 
 
 def _kept(job: Job, folder: Path, resume: bool) -> Job | None:
@@ -131,18 +145,20 @@ def default_chunk(batch_size: int, processes: int, most: int, even: bool) -> int
 def _newest(folder: Path, here: World, console: Console) -> Checkpoint | None:
     """The newest good checkpoint of a run: the main process looks for it, and all read the same one."""
     keeper = Keeper(folder)
-    step = -1.0
-    if here.is_main:
-        newest, problems = keeper.newest()
-        if newest is not None:
-            step = newest.step
-        instead = "the run starts from the beginning" if newest is None else f"the one of step {newest.step} is used"
-        for problem in problems:
-            console.print(f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}", highlight=False, soft_wrap=True)
-        if newest is None and not problems:
-            console.print("No checkpoint was written yet: the run starts from the beginning.")
-    (step,) = here.sum([step if here.is_main else 0.0])
-    return read_manifest(keeper.place(int(step))) if step >= 0 else None
+    step = None
+    with here.together():
+        if here.is_main:
+            newest, problems = keeper.newest()
+            step = None if newest is None else newest.step
+            instead = "the run starts from the beginning" if step is None else f"the one of step {step} is used"
+            for problem in problems:
+                text = f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}"
+                console.print(text, highlight=False, soft_wrap=True)
+            if step is None and not problems:
+                console.print("No checkpoint was written yet: the run starts from the beginning.")
+    step = here.every(step)[0]
+    with here.together():
+        return None if step is None else read_manifest(keeper.place(step))
 
 
 def _result(folder: Path, step: int) -> Accuracy | None:
@@ -155,6 +171,6 @@ def _draw(folder: Path, name: str, console: Console) -> None:
     try:
         path = draw_run(folder, name)
     except ValueError as error:  # without matplotlib a run is as good
-        console.print(f"No curves: {error}", highlight=False)
+        console.print(f"No curves: {escape(str(error))}", highlight=False, soft_wrap=True)
     else:
         console.print(f"Curves: {escape(str(path))}", highlight=False, soft_wrap=True)

@@ -91,7 +91,7 @@ def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Spe
         job = replace(job, recipe=recipe, chunk=chunk)
         trainer = Trainer(job, machine, Path(folder), here, images, images, console)
         trainer.model.train()
-        feed = trainer.feed()
+        feed = trainer.feed
         console.print("Timing the loader")
         loader, last = _loading(feed, machine.workers, seconds)
         console.print("Timing the network" + (", which is compiled first: up to a minute" if machine.compile else ""))
@@ -122,11 +122,11 @@ def _loading(feed: Feed, workers: int, seconds: float) -> tuple[float, Batch]:
 def _training(trainer: Trainer, batches: Timed, seconds: float) -> tuple[float, float]:
     """Images per second of training steps, and the share of time that they wait for images."""
     for _ in range(WARM):
-        trainer.step(0, 0, batches).item()
+        trainer.learner.step(0, 0, batches).item()
     batches.seconds, started = 0.0, monotonic()
     steps = 0
     while not steps or monotonic() - started < seconds:
-        loss = trainer.step(0, 0, batches)
+        loss = trainer.learner.step(0, 0, batches)
         steps += 1
     loss.item()  # a GPU has done its work then
     passed = monotonic() - started

@@ -59,6 +59,20 @@ def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, 
     return model, config
 
 
+def opened(path: Path, *, average: bool = False) -> tuple[Path, nn.Module, dict[str, Any]]:
+    """The folder of a checkpoint, its network and its description.
+
+    A run that goes on may remove a checkpoint that is about to be read, once there is a better one.
+    """
+    while True:
+        folder = checkpoint_folder(path)
+        try:
+            return folder, *load_checkpoint(folder, average=average)
+        except (ValueError, OSError):
+            if folder.exists():
+                raise
+
+
 def tested(
     path: Path,
     data: str,
@@ -71,8 +85,7 @@ def tested(
     average: bool,
 ) -> Tested:
     """Accuracy of a trained network on the test images of a data set."""
-    folder = checkpoint_folder(path)
-    model, config = load_checkpoint(folder, average=average)
+    folder, model, config = opened(path, average=average)
     here = World(chosen_device(device))
     model.eval().to(here.device)
     source = open_source(data, "test", root)

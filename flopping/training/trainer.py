@@ -4,79 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.markup import escape
-from timm.utils import ModelEmaV3
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch import Tensor
 
 from flopping.training.checkpoint import Checkpoint, Keeper
 from flopping.training.evaluate import Accuracy, accuracy
-from flopping.training.feeds import eval_batches, training_feed
+from flopping.training.feeds import agreed, eval_batches, training_feed, unbroken
 from flopping.training.images import Images
 from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
-from flopping.training.learning import loss_function, mixing, optimiser, schedule
-from flopping.training.loader import Batch, Feed, Preparation, Timed, Transform, eval_transform, training_transform
+from flopping.training.learner import Learner
+from flopping.training.loader import Batch, Preparation, Timed, Transform, eval_transform, training_transform
 from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
-from flopping.training.optimiser_state import fill_optimiser_, optimiser_state
 from flopping.training.order import Chunks, Order
-from flopping.training.processes import Replica, World, fill_, not_finite, whole_state
-from flopping.training.randomness import derived, reseed
+from flopping.training.processes import World
+from flopping.training.progress import Progress, Window
 from flopping.training.stops import InterruptedRunError, Signals, StoppedError
-
-
-@dataclass
-class Progress:
-    """Where a run is, and what it has seen on the way."""
-
-    step: int = 0
-    epochs: int = 0
-    """Epochs that were ended: tested, if that was due, and saved."""
-    events: int = 0
-    """Lines of the log."""
-    loss_sum: float = 0.0
-    """Of the steps since the last line of the log."""
-    losses: int = 0
-    epoch_loss: float = 0.0
-    """Sum over the steps of the epoch."""
-    images: int = 0
-    """How many images were read."""
-    timed_images: int = 0
-    timed_seconds: float = 0.0
-    """Time spent on so many of them: without tests, checkpoints, and the first step of a process, which compiles."""
-
-    def add(self, losses: list[float], images: int) -> None:
-        self.step += len(losses)
-        self.loss_sum += sum(losses)
-        self.losses += len(losses)
-        self.epoch_loss += sum(losses)
-        self.images += images
-
-    @property
-    def speed(self) -> float:
-        """Images per second."""
-        return self.timed_images / self.timed_seconds if self.timed_seconds else 0.0
-
-    @property
-    def seconds(self) -> float:
-        """What the training so far takes at that speed."""
-        return self.images / self.speed if self.speed else 0.0
-
-
-@dataclass
-class Window:
-    """Time since the last line of the log, and how much of it was spent on waiting for images."""
-
-    images: int = 0
-    seconds: float = 0.0
-    waiting: float = 0.0
 
 
 class Trainer:
@@ -89,27 +38,20 @@ class Trainer:
         self.recipe = recipe = job.recipe
         self.train, self.test = train, test
         assert job.chunk is not None
-        self.order = Order(len(train), recipe.batch_size, job.chunk, recipe.repeats, recipe.seed)
-        self.chunks = Chunks(self.order, world.rank, world.size)
-        self.steps = self.order.steps * recipe.epochs
-        model = build(recipe, job.model, len(train.classes))
-        if job.init is not None:
-            load_weights(model, weights_of(Path(job.init)), repr(job.init), new_head=job.new_head)
-        self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
-        model.to(world.device, self.dtype)
+        with world.together():
+            self.order = Order(len(train), recipe.batch_size, job.chunk, recipe.repeats, recipe.seed)
+            self.chunks = Chunks(self.order, world.rank, world.size)
+            self.steps = self.order.steps * recipe.epochs
+            model = build(recipe, job.model, len(train.classes))
+            if job.init is not None:
+                load_weights(model, weights_of(Path(job.init)), repr(job.init), new_head=job.new_head)
+        self.learner = Learner(model, recipe, self.chunks, world, shard=machine.shard, compiled=machine.compile)
+        self.model, self.dtype = model, self.learner.dtype
         self.flip = 0.0 if ignores_mirroring(model) else recipe.flip
         self.normal = normalisation(recipe, model)
+        transform = training_transform(recipe, self.normal, self.flip)
+        self.feed = training_feed(train, self._preparation(transform), self.chunks, machine.workers, world)
         self.config = description(model, recipe, self.normal, train.classes)
-        self.average = ModelEmaV3(model, decay=recipe.ema) if recipe.ema is not None else None
-        self.replica = Replica(model, world, shard=machine.shard, compiled=machine.compile)
-        if self.average is not None and machine.shard:
-            Replica(self.average.module, world, shard=True, compiled=False)
-        self.model = model
-        self.optimizer = optimiser(model, recipe)
-        self.schedule = schedule(self.optimizer, recipe, self.order.steps)
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "float16")
-        self.mix = mixing(recipe, len(train.classes))
-        self.loss = loss_function(recipe).to(world.device)
         self.keeper = Keeper(folder)
         self.progress = Progress()
         self.unreadable: set[int] = set()
@@ -117,59 +59,29 @@ class Trainer:
         self.found_unreadable: set[int] = set()
         """Those that only this process knows of yet."""
         self.unreadable_tests: set[int] = set()
-        self.signals = Signals(speaks=world.is_main, launched=world.size > 1)
+        self.problem: str | None = None
+        """Why this process can't go on, if only it knows yet."""
+        self.signals = Signals(speaks=world.is_main, launched=world.launched)
         self.window = Window()
         self.is_warm = False
         self.saved_at = monotonic()
 
     # -- images
 
-    def feed(self) -> Feed:
-        """This process's share of the training images."""
-        transform = training_transform(self.recipe, self.normal, self.flip)
-        return training_feed(self.train, self._preparation(transform), self.chunks, self.machine.workers, self.world)
-
     def _preparation(self, transform: Transform) -> Preparation:
         return Preparation(transform, self.recipe.in_chans, self.normal, self.world.device, self.dtype)
 
-    # -- one step
-
-    def precision(self) -> AbstractContextManager[object]:
-        """The arithmetic of the forward pass."""
-        if self.recipe.precision in ("float32", "float64"):
-            return nullcontext()
-        return torch.autocast(self.world.device.type, getattr(torch, self.recipe.precision))
-
-    def step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
-        """One step of the optimiser; gives the mean loss of this process."""
-        self.optimizer.zero_grad(set_to_none=True)
-        mine = self.chunks.mine
-        total = torch.zeros((), device=self.world.device, dtype=self.dtype)
-        for chunk in mine:
-            batch = next(batches)
+    def _noted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Batches, of whose unreadable images this process takes note."""
+        for batch in batches:
             self.found_unreadable.update(batch.unreadable)
-            images = batch.images.to(self.world.device, self.dtype, non_blocking=True)
-            targets = batch.labels.to(self.world.device, non_blocking=True)
-            reseed(derived(self.recipe.seed, "chunk", epoch, step, chunk))  # for mixing and for what is dropped
-            if self.mix is not None:
-                images, targets = self.mix(images, targets)
-            with self.replica.gradients(exchanged=chunk == mine[-1]):
-                with self.precision():
-                    logits = self.replica(images)
-                # the loss in full precision; a mixed target has the precision of the logits
-                logits = logits.to(self.dtype)
-                loss = self.loss(logits, targets.to(self.dtype) if targets.is_floating_point() else targets)
-                self.scaler.scale(loss / len(mine)).backward()
-            total += loss.detach() / len(mine)
-        if self.recipe.clip_grad is not None:
-            self.scaler.unscale_(self.optimizer)
-            clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
-        self.schedule.step_update(epoch * self.order.steps + step)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.average is not None:
-            self.average.update(self.model)
-        return total
+            yield batch
+
+    def _blank(self) -> Batch:
+        """A chunk without images."""
+        size, chunk = self.recipe.img_size, self.order.chunk
+        images = torch.zeros(chunk, self.recipe.in_chans, size, size, dtype=self.dtype, device=self.world.device)
+        return Batch(images, torch.zeros(chunk, dtype=torch.int64), [])
 
     # -- the whole run
 
@@ -184,24 +96,26 @@ class Trainer:
             ) as self.journal,
         ):
             self._introduce()
-            feed = self.feed()
             result = None
             while progress.epochs < self.recipe.epochs:
-                result = self._epoch(feed)
+                result = self._epoch()
             result = result or self._test()
             self._end(result)
+            self._give_up()
         return result
 
-    def _epoch(self, feed: Feed) -> Accuracy | None:
+    def _epoch(self) -> Accuracy | None:
         epoch = self.progress.epochs
         first = self.progress.step - epoch * self.order.steps
-        batches = Timed(feed.start(epoch, first))
+        batches = self.feed.start(epoch, first)
+        batches = Timed(batches if self.world.size == 1 else unbroken(batches, self._blank, self._cannot))
+        noted = self._noted(batches)
         # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
         period = 1 if self.world.device.type == "cpu" else 10
         losses: list[Tensor] = []
         started = monotonic()
         for step in range(first, self.order.steps):
-            losses.append(self.step(epoch, step, batches))
+            losses.append(self.learner.step(epoch, step, noted))
             if len(losses) == period or step + 1 == self.order.steps:
                 numbers = torch.stack(losses).tolist()
                 losses = []
@@ -213,9 +127,10 @@ class Trainer:
         """What the last steps gave; whether to log, to save, or to stop."""
         world, progress = self.world, self.progress
         save = world.is_main and self._save_is_due(len(losses))
-        *sums, bad, stop, save_all = world.sum(
-            [*losses, float(len(self.found_unreadable)), float(self.signals.asked), float(save)]
-        )
+        flags = (self.problem, self.found_unreadable, self.signals.asked, save)
+        *sums, problem, bad, stop, save_all = world.sum([*losses, *(float(bool(flag)) for flag in flags)])
+        if problem:
+            self._give_up()
         means = [value / world.size for value in sums]
         for offset, mean in enumerate(means, 1):
             if not math.isfinite(mean):
@@ -232,14 +147,13 @@ class Trainer:
         if bad:
             self._share_unreadable()
         if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
-            self.journal.write(
+            self._log(
                 "step",
-                progress.step,
                 epoch=progress.step / self.order.steps,
                 loss=progress.loss_sum / progress.losses,
-                lr=self.optimizer.param_groups[0]["lr"],
-                images_per_s=self.window.images / self.window.seconds if self.window.seconds else None,
-                waiting=self.window.waiting / self.window.seconds if self.window.seconds else None,
+                lr=self.learner.lr,
+                images_per_s=self.window.speed,
+                waiting=self.window.waiting_share,
             )
             progress.loss_sum, progress.losses = 0.0, 0
             self.window = Window()
@@ -260,12 +174,11 @@ class Trainer:
         self._require_finite()
         tested = (epoch + 1) % self.machine.test_epochs == 0 or progress.step == self.steps
         result = self._test() if tested else None
-        average = self._test_average() if tested and self.average is not None else None
+        average = self._test_average() if tested and self.learner.average is not None else None
         loss, progress.epoch_loss = progress.epoch_loss / self.order.steps, 0.0
         if result is not None:
-            self.journal.write(
+            self._log(
                 "epoch",
-                progress.step,
                 epoch=epoch + 1,
                 train_loss=loss,
                 seconds=progress.seconds,
@@ -297,29 +210,21 @@ class Trainer:
         try:
             return accuracy(
                 self.model,
-                batches,
+                agreed(batches, self.world),
                 self.world,
-                self.precision,
+                self.learner.precision,
                 dtype=self.dtype,
                 mirror=self.progress.step == self.steps,
                 each=lambda batch: self.unreadable_tests.update(batch.unreadable),
             )
         finally:
+            self.learner.replica.settle()
             self.model.train()
 
     def _test_average(self) -> Accuracy:
-        """The same for the averaged weights, which take the place of the others meanwhile: one compiled network."""
-        assert self.average is not None
-        own, other = self.model.state_dict(), self.average.module.state_dict()
-        kept = {name: tensor.clone() for name, tensor in own.items()}
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(other[name])
-            try:
-                return self._test()
-            finally:
-                for name, tensor in own.items():
-                    tensor.copy_(kept[name])
+        """The same for the averaged weights."""
+        with self.learner.averaged():
+            return self._test()
 
     # -- keeping
 
@@ -328,12 +233,10 @@ class Trainer:
         self._require_finite()
         main = self.world.is_main
         self.progress.events = self.journal.events
-        weights = whole_state(self.model.state_dict(), main)
-        average = None if self.average is None else whole_state(self.average.module.state_dict(), main)
+        weights, average = self.learner.weights(main)
         state = {
+            **self.learner.state(main),
             "progress": vars(self.progress).copy(),
-            "optimizer": optimiser_state(self.model, self.optimizer, main),
-            "scaler": self.scaler.state_dict(),
             "unreadable": sorted(self.unreadable),
             "images": len(self.train),
         }
@@ -351,34 +254,22 @@ class Trainer:
         return path
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Stand where a checkpoint was written."""
-        state = checkpoint.training()
+        """Stand where a checkpoint was written. All processes read it."""
+        with self.world.together():
+            state, weights, average = checkpoint.training(), checkpoint.weights(), checkpoint.average()
         what = f"checkpoint {str(checkpoint.folder)!r}"
-        try:
-            if state["images"] != len(self.train):
-                raise ValueError(
-                    f"{what} was written in a run on {state['images']} training images, and {self.job.data!r} has"
-                    f" {len(self.train)} now: bring them back, or start another run (--init takes weights along)"
-                )
-            self._fill(self.model, checkpoint.weights(), what)
-            if self.average is not None:
-                self._fill(self.average.module, checkpoint.average() or {}, what)
-            self.progress = Progress(**state["progress"])
-            fill_optimiser_(self.model, self.optimizer, state["optimizer"])
-            self.scaler.load_state_dict(state["scaler"])
-            self.unreadable = set(state["unreadable"])
-        except (KeyError, TypeError) as error:
+        if state.get("images") != len(self.train):
             raise ValueError(
-                f"{what} is not of this run: its training.pt has another form ({type(error).__name__}: {error})"
-            ) from error
-
-    def _fill(self, model: nn.Module, weights: dict[str, Tensor], what: str) -> None:
-        own = model.state_dict()
-        for name in sorted({*own, *weights}):
-            ours, theirs = (tuple(state[name].shape) if name in state else None for state in (own, weights))
-            if ours != theirs:
-                raise ValueError(f"{what} is not of this run: {name} is {theirs} there, and {ours} in {self.job.model}")
-            fill_(own[name], weights[name])
+                f"{what} was written in a run on {state.get('images')} training images, and {self.job.data!r} has"
+                f" {len(self.train)} now: bring them back, or start another run (--init takes weights along)"
+            )
+        try:
+            self.learner.restore(weights, average, state)
+            self.progress = Progress(**state["progress"])
+            self.unreadable = set(state["unreadable"])
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+            raise ValueError(f"{what} is not of this run: {reason} ({self.job.model})") from error
 
     # -- what can go wrong
 
@@ -387,6 +278,15 @@ class Trainer:
             return ""
         good = self.keeper.found()
         return f"The last good checkpoint is {str(good[0].folder)!r}. " if good else "There is no checkpoint yet. "
+
+    def _cannot(self, problem: str) -> None:
+        self.problem = problem
+
+    def _give_up(self) -> None:
+        """Stop, if any process can't go on."""
+        problem = self.world.agree(self.problem)
+        if problem is not None:
+            raise StoppedError(problem)
 
     def _interrupted(self, checkpoint: Path) -> InterruptedRunError:
         return InterruptedRunError(
@@ -402,14 +302,7 @@ class Trainer:
 
     def _require_finite(self) -> None:
         """Stop if a step whose own loss was finite has left NaN or an infinity in what would be saved."""
-        tensors = {f"the weights {name}": tensor for name, tensor in self.model.state_dict().items()}
-        if self.average is not None:
-            tensors |= {f"the average of {name}": value for name, value in self.average.module.state_dict().items()}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"the optimiser's {key} of {name}"] = value
-        problem = self.world.agree(not_finite(tensors))
+        problem = self.world.agree(self.learner.not_finite())
         if problem is not None:
             raise StoppedError(self._diverged(f"NaN or infinite values in {problem} after step {self.progress.step}"))
 
@@ -438,12 +331,20 @@ class Trainer:
                     f"[yellow]{len(indices)} {kind} images could not be read[/yellow], {meanwhile}:"
                     f" {escape(_names(source, indices))}. Replace them by good ones before the next run."
                 )
-        self.journal.write(
+        self._log(
             "end",
-            self.progress.step,
             result=result.as_dict(),
             unreadable=[source.where(index) for source, indices, *_ in found for index in sorted(indices)],
         )
+
+    def _log(self, kind: str, **values: Any) -> None:
+        """An event. If it can't be written, the process that writes doesn't stop alone: others would wait for it."""
+        try:
+            self.journal.write(kind, self.progress.step, **values)
+        except OSError as error:
+            if self.world.size == 1:
+                raise
+            self._cannot(f"{error.strerror}. Free some space, then go on with --resume")
 
     def _introduce(self) -> None:
         recipe, order = self.recipe, self.order
