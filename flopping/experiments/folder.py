@@ -11,9 +11,9 @@ from typing import Any
 
 from flopping.bench.machine import Machine, this_machine
 from flopping.experiments.plan import Arm, Pair, Plan, Run, scaled
-from flopping.training.folder import is_free
 from flopping.training.job import Job
 from flopping.training.journal import read_log
+from flopping.training.run_folder import is_free
 from flopping.whole import whole
 
 SETTINGS = "experiment.json"
@@ -183,5 +183,5 @@ class Folder:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             why = error if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
             raise ValueError(
-                f"the finished run in {str(folder)!r} can't be used: {why}. Remove its folder, and it will be done again"
+                f"the finished run in {str(folder)!r} can't be used: {why}. Remove its folder, and it is done again"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ def tested(
     average: bool,
 ) -> Tested:
     """Accuracy of a trained network on the test images of a data set."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("a test runs in one process: start it without torchrun")
     folder, model, config = opened(path, average=average)
     here = World(chosen_device(device))
     model.eval().to(here.device)
