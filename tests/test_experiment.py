@@ -248,6 +248,7 @@ def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
         assert picture.format == "PNG"
     assert "](noise.png)" in done.report
     (axes,) = draw(rows(done.folder)).axes
+    assert axes.get_title(loc="left") == "ViT, 2 seeds"
     bars = {str(container.get_label())[1:]: container for container in axes.containers}
     assert list(bars) == [arm.value for arm in Arm]
     for name, container in bars.items():
@@ -306,7 +307,7 @@ def test_finished_runs_of_another_recipe_are_refused(done: Done) -> None:
     assert result.exit_code == 2
     said = " ".join(result.output.split())
     assert f"{ORDER[0]}' was started otherwise: lr=0.002 (was 0.001)" in said
-    assert "Remove its folder, and it will be done again" in said
+    assert "Remove it, and it is done again" in said
 
 
 def test_a_run_that_fails_stops_the_experiment(done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
