@@ -183,9 +183,5 @@ class Folder:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             why = error if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
             raise ValueError(
-<<<<<<< HEAD
-                f"the finished run in {str(folder)!r} can't be used: {why}. Remove its folder, and it is done again"
-=======
                 f"the finished run in {str(folder)!r} can't be used: {why}. Remove it, and it is done again"
->>>>>>> cifar
             ) from error
