@@ -141,6 +141,7 @@ def test_compiled_training_keeps_networks_equivariant(
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it otherwise
 @pytest.mark.parametrize("name", [*ZOO])
 def test_compiled_training_keeps_every_network_equivariant(
     name: str, tmp_path: Path, backend: Callable[[str], None]
