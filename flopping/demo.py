@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,7 +24,7 @@ from flopping.training.loader import Preparation, eval_transform
 from flopping.training.networks import normalisation
 from flopping.training.processes import World
 from flopping.training.recipe import Recipe, load
-from flopping.training.run import train
+from flopping.training.run import has_compiler, train
 from flopping.training.sources import EMBEDDED, fashion_mnist
 from flopping.training.trained import checkpoint_folder, load_checkpoint
 
@@ -67,7 +65,7 @@ def demo(console: Console, folder: Path, changes: tuple[str, ...] = (), compiled
     """Train both networks, show them the mirrored test images, and say in plain words what the reader sees."""
     recipe = load(RECIPE).override(changes)
     if compiled is None:
-        compiled = shutil.which(os.environ.get("CXX", "g++")) is not None
+        compiled = has_compiler()
     console.print("[bold]flopping[/bold]: networks that know a mirrored image shows the same thing\n")
     _show_parts(console)
     console.print(

@@ -20,27 +20,15 @@ CASES: dict[str, tuple[str, Fields]] = {"vit": ("ViT", {}), "convnext": ("ConvNe
 RESUMED = [("vit", "copied"), ("vit", "sharded"), ("convnext", "sharded")]
 
 MORE: dict[str, tuple[str, Fields]] = {
-    "invariant": (
-        "ViT",
-        {
-            "model": "deit3_flop_invariant_test_patch16_64",
-            "model_args": {"embed_dim": 32, "depth": 2, "handoffs": {1: "invariant"}},
-        },
-    ),
-    "hybrid": (
-        "ViT",
-        {
-            "model": "deit3_flop_hybrid_test_patch16_64",
-            "model_args": {"embed_dim": 32, "depth": 2, "handoffs": {1: "hybrid"}},
-        },
-    ),
+    "invariant": ("ViT", {"model": "deit3_flop_invariant_test_patch16_64", "model_args": {"embed_dim": 32}}),
+    "hybrid": ("ViT", {"model": "deit3_flop_hybrid_test_patch16_64", "model_args": {"embed_dim": 32}}),
     "resmlp": ("ResMLP", {}),
     "isotropic": ("ConvNeXt", SLOWER),
     "ordinary vit": (
         "ViT",
         {"model": "deit3_small_patch16_224", "model_args": {"embed_dim": 32, "depth": 2, "num_heads": 2}},
     ),
-    "ordinary resmlp": ("ResMLP", {"model": "resmlp_12_224", "model_args": {}}),
+    "ordinary resmlp": ("ResMLP", {"model": "resmlp_test_64"}),
     "ordinary convnext": (
         "ConvNeXt",
         {"model": "convnext_tiny", "model_args": {"depths": [1, 1], "dims": [8, 16]}} | SLOWER,

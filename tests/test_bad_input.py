@@ -178,7 +178,7 @@ def test_weights_of_another_network(trained: Path) -> None:
 def test_a_run_is_not_overwritten_or_changed(trained: Path) -> None:
     refused(train(trained, trained / "animals", "run"), f"there is a run in '{trained}/run': --resume goes on with it")
     ended = train(trained, trained / "three", "run", "--resume", "lr=0.5")
-    refused(ended, f"the run in '{trained}/run' was started otherwise: lr=0.5 (was ", f"data={trained}/three")
+    refused(ended, f"the run in '{trained}/run' was started otherwise: lr=0.5 (was 0.003)", f"data={trained}/three")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from training_runs import image_folder
 from flopping.models.zoo import ZOO
 from flopping.training.checkpoint import Keeper, read_manifest
 from flopping.training.job import Job
-from flopping.training.processes import blocks_of
+from flopping.training.processes import blocks_of, compile_
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,31 @@ def test_generated_code_in_two_processes(way: str, tmp_path: Path) -> None:
     done = subprocess.run(torchrun("-m", "flopping", *command), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "both", tmp_path / "alone")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it otherwise
+def test_all_blocks_are_compiled_however_many_differ() -> None:
+    """Stochastic depth rises, so that each block has a graph of its own: torch's limit would be 8."""
+    model = timm.create_model("convnext_flop_iso_test", depths=[12], dims=[8], kernel_size=3, drop_path_rate=0.3)
+    graphs = 0
+
+    def counted(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    torch.compiler.reset()
+    torch.compiler.set_default_backend(counted)
+    try:
+        compile_(model, shard=True)
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            model.train()(torch.randn(2, 3, 32, 32)).sum().backward()
+            model.eval()(torch.randn(2, 3, 32, 32))
+    finally:
+        torch.compiler.set_default_backend(None)
+        torch.compiler.reset()
+    assert 12 < graphs <= 24
 
 
 def test_blocks_of_every_family_are_found() -> None:

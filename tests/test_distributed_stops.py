@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from time import monotonic, sleep
 
 import pytest
 from spread_plans import PROCESSES, everyday
-from spread_runs import Room, Session, environment, played, torchrun
+from spread_runs import TESTS, Room, Session, assert_same_checkpoint, environment, played, torchrun
 from training_runs import image_folder
 
 from flopping.training.checkpoint import Keeper
@@ -116,3 +117,63 @@ def test_sigterm_to_torchrun_saves_once(tmp_path: Path) -> None:
     assert text.count(f"stopped after step {checkpoint.step} of") == 1
     assert "Error" not in text
     assert text.count("Traceback") == text.count("SignalException: Process") == 1  # torchrun's own
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arguments", [["deit3_base", "--data", "nowhere"], ["no-such-recipe", "--data", "data"]])
+def test_a_refusal_is_said_once(arguments: list[str], tmp_path: Path) -> None:
+    """Whether processes have met before they refuse, or not yet."""
+    command = torchrun("-m", "flopping", "train", *arguments, "-o", tmp_path / "run", "--device", "cpu")
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1  # torchrun's own
+    assert done.stderr.count("Invalid value") == 1
+    assert "exitcode  : 2" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# Slurm's commands, as far as the script uses them: two tasks on one machine, and the highest of their exit codes.
+SRUN = """#!/bin/bash
+[[ $1 == --wait=* ]] && shift
+for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 "$@" & tasks+=($!); done
+echo "${tasks[@]}" > "$ROOM/tasks"
+for task in "${tasks[@]}"; do wait "$task"; code=$?; (( code > highest )) && highest=$code; done
+exit "${highest:-0}"
+"""
+SCONTROL = """#!/bin/bash
+if [ "$1" = show ]; then echo localhost; else echo "$@" >> "$ROOM/scontrol"; fi
+"""
+
+
+@pytest.mark.long
+def test_the_slurm_script_goes_on_by_itself(tmp_path: Path) -> None:
+    """Processes are signalled ahead of the time limit, save, and the job is queued again, until the run is complete."""
+    for name, text in (
+        ("srun", SRUN),
+        ("scontrol", SCONTROL),
+        ("python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    image_folder(tmp_path / "data", train=6, test=3)
+    room = Room(tmp_path, {})
+    room.recipe("recipe", "ViT", epochs=40)
+    command = room.command("recipe", "data", "run", "--test-epochs", "40", "--save-steps", "100000", "--workers", "1")
+    script = [str(TESTS.parent / "examples" / "slurm.sbatch"), *command[1:]]
+    slurm = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ROOM": str(tmp_path)}
+    slurm |= {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "localhost"}
+    errors = tmp_path / "errors"
+    with started("bash", *script, stderr=errors, **slurm) as process:
+        wait_for_steps(process, tmp_path / "run", 3, errors)
+        for task in (tmp_path / "tasks").read_text().split():
+            os.kill(int(task), signal.SIGTERM)
+        assert process.wait(timeout=120) == 3, errors.read_text()
+    assert (tmp_path / "scontrol").read_text() == f"requeue {os.getpid()}\n"
+    with started("bash", *script, stderr=errors, **slurm) as process:
+        assert process.wait(timeout=600) == 0, errors.read_text()
+    assert "Resumed after step" in errors.read_text()
+    assert (tmp_path / "scontrol").read_text().count("requeue") == 1
+    room.alone("recipe", "alone", "--test-epochs", "40")
+    found, expected = (Keeper(tmp_path / run).newest()[0] for run in ("run", "alone"))
+    assert found is not None
+    assert expected is not None
+    assert_same_checkpoint(found, expected)

@@ -248,6 +248,7 @@ def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
         assert picture.format == "PNG"
     assert "](noise.png)" in done.report
     (axes,) = draw(rows(done.folder)).axes
+    assert axes.get_title(loc="left") == "ViT, 2 seeds"
     bars = {str(container.get_label())[1:]: container for container in axes.containers}
     assert list(bars) == [arm.value for arm in Arm]
     for name, container in bars.items():
@@ -293,6 +294,20 @@ def test_another_scale_or_other_data_need_another_folder(done: Done) -> None:
         result = runner.invoke(app, [*done.words, *more], env=WIDE)
         assert result.exit_code == 2
         assert "--scale 1: go on with these, or name another folder" in " ".join(result.output.split())
+
+
+def test_finished_runs_of_another_recipe_are_refused(done: Done) -> None:
+    """Else a report could compare what was trained differently."""
+    recipe = done.root / "tiny.yaml"
+    recipe.write_text(RECIPE.replace("lr: 1.0e-3", "lr: 2.0e-3"))
+    try:
+        result = runner.invoke(app, [*done.words, "--only-report"], env=WIDE)
+    finally:
+        recipe.write_text(RECIPE)
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert f"{ORDER[0]}' was started otherwise: lr=0.002 (was 0.001)" in said
+    assert "Remove it, and it is done again" in said
 
 
 def test_a_run_that_fails_stops_the_experiment(done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,7 @@ def test_where_there_is_no_run_yet_one_is_started(tmp_path: Path, small: list[st
     ended = call(*small, "--resume")
     assert ended.code == 0, ended.err
     left = sorted(os.listdir(tmp_path / "run"))
-    assert left == [".lock", "best", "checkpoints", "last", "log.jsonl", "run.json"]
+    assert left == [".lock", "best", "checkpoints", "last", "log.jsonl", "run.json", "tensorboard"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, small: list[str]) -> None:
@@ -247,7 +247,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, small: list[st
 
 def test_killed_before_the_first_checkpoint(tmp_path: Path, launcher: Launcher, small: list[str]) -> None:
     assert launcher.run(tmp_path, *small, strikes=[("open", "/train/class-", 9, signal.SIGKILL)]).code == -9
-    assert sorted(os.listdir(tmp_path / "run")) == [".lock", "log.jsonl", "run.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == [".lock", "log.jsonl", "run.json", "tensorboard"]
     ended = call(*small, "--resume")
     assert ended.code == 0, ended.err
     assert "No checkpoint was written yet: the run starts from the beginning" in ended.err
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path, small: list[
     ended = call(*small, "--resume")
     assert ended.code == 2, ended.err
     assert "step-00000004' is not of this run:" in ended.err
-    assert "in deit3_flop_test_patch16_64" in ended.err
+    assert "(deit3_flop_test_patch16_64)" in ended.err
 
 
 def test_other_images_are_refused(tmp_path: Path, launcher: Launcher, small: list[str], images: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_full_disk(tmp_path: Path, started: Callable[..., list[str]], launcher
     kept = b"".join((run / "log.jsonl").read_bytes().splitlines(keepends=True)[:5])  # four steps and their epoch
     full = launcher.run(tmp_path, *arguments, limit=len(kept) + 20)
     assert full.code == 1, full.err
-    assert f"The run stopped: the log {str(run / 'log.jsonl')!r} could not be written" in full.err
+    assert f"The run stopped: the log {str(run / 'log.jsonl')!r} could not be written (No space" in full.err
     assert "Free some space, then go on with --resume" in full.err
     assert contents(run / "checkpoints") == before
     ended = call(*arguments)

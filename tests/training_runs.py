@@ -36,6 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "augment": "3a",
             "repeats": 3,
             "loss": "bce",
+            "label_smoothing": 0.0,
         },
     ),
     "ResMLP": (

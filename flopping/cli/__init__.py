@@ -21,7 +21,7 @@ from flopping.cli import (
     train,
     verify,
 )
-from flopping.cli.common import app
+from flopping.cli.common import app, refusals
 
 __all__ = [
     "app",
@@ -66,4 +66,6 @@ def demo(
     """
     from flopping.demo import demo as run
 
-    run(Console(), output)
+    console = Console()
+    with refusals(), train.run_ends(console, output):
+        run(console, output)

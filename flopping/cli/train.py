@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json as json_module
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,6 @@ INTERRUPTED = 3
 """The exit code of a run that was asked to stop, and has saved all it knows."""
 KILLED = 128 + signal.SIGINT
 """The exit code of a run that was asked twice, and has ended where it was."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """How a disk that is full answers, or a limit on its use."""
 
 Data = Annotated[
@@ -111,40 +111,56 @@ def train(
     """
     from flopping.training.job import Machine
     from flopping.training.loader import default_workers
-    from flopping.training.processes import AgreedError
     from flopping.training.run import train as run
-    from flopping.training.stops import InterruptedRunError, StoppedError
 
     console = Console(stderr=True)
     with refusals():
         job = asked_job(recipe, changes, data, model, root, chunk, init, new_head)
         workers = default_workers() if workers is None else workers
         machine = Machine(
-            device, workers, compile, shard, save_steps, save_minutes, log_steps, test_epochs, 100, unreadable_share
+            device=device,
+            workers=workers,
+            compile=compile,
+            shard=shard,
+            save_steps=save_steps,
+            save_minutes=save_minutes,
+            log_steps=log_steps,
+            test_epochs=test_epochs,
+            unreadable_share=unreadable_share,
         )
-        try:
+        with run_ends(console, output):
             result = run(job, machine, output, console, resume=resume)
-        except InterruptedRunError as stop:
-            say_last(console, escape(f"{stop}. --resume goes on"))
-            raise typer.Exit(INTERRUPTED) from stop
-        except StoppedError as stop:
-            say_stopped(console, str(stop))
-            raise typer.Exit(1) from stop
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            say_stopped(console, f"{error.strerror}. Free some space, then go on with --resume")
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt as stop:
-            say_last(console, escape(f"Ended at once; what was saved before is in {str(output)!r}"))
-            raise typer.Exit(KILLED) from stop
-        except AgreedError as error:
-            if is_first():
-                raise
-            give_way()
-            raise typer.Exit(2) from error
-    if result is not None and is_first():
+    if is_first():
         typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
+
+
+@contextmanager
+def run_ends(console: Console, output: Path) -> Iterator[None]:
+    """Every way in which a run ends before its last step: a word, and an exit code of its own."""
+    from flopping.training.processes import AgreedError
+    from flopping.training.stops import FULL, InterruptedRunError, StoppedError
+
+    try:
+        yield
+    except InterruptedRunError as stop:
+        say_last(console, escape(f"{stop}. --resume goes on"))
+        raise typer.Exit(INTERRUPTED) from stop
+    except StoppedError as stop:
+        say_stopped(console, str(stop))
+        raise typer.Exit(1) from stop
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        say_stopped(console, f"{error.strerror}. Free some space, then go on with --resume")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as stop:
+        say_last(console, escape(f"Ended at once; what was saved before is in {str(output)!r}"))
+        raise typer.Exit(KILLED) from stop
+    except AgreedError as error:
+        if is_first():
+            raise
+        give_way()
+        raise typer.Exit(2) from error
 
 
 def say_stopped(console: Console, why: str) -> None:

@@ -71,7 +71,8 @@ def _panel(axes: Axes, rows: Sequence[Row]) -> None:
     start = min(accuracy for row in rows for run in row.runs for _, accuracy in run.curve)
     axes.set_ylim(bottom=max(start - 1, lowest - SHOWN))
     axes.set_xlim(left=0)
-    axes.set_title(family, color=colour)
+    seeds = max(len(row.runs) for row in rows)
+    axes.set_title(f"{family}, {seeds} seed{'s' if seeds > 1 else ''}", color=colour)
 
 
 def png(rows: Sequence[Row]) -> bytes:

@@ -13,6 +13,7 @@ from flopping.bench.machine import Machine, this_machine
 from flopping.experiments.plan import Arm, Pair, Plan, Run, scaled
 from flopping.training.job import Job
 from flopping.training.journal import read_log
+from flopping.training.run_folder import is_free
 from flopping.whole import whole
 
 SETTINGS = "experiment.json"
@@ -84,15 +85,18 @@ class Folder:
         self.settings = Settings(plan.name, data, scale)
         if path.exists() and not path.is_dir():
             raise ValueError(f"{str(path)!r} is a file: -o names the folder of the experiment")
-        if (path / SETTINGS).exists():
-            kept = self._kept()
-            asked = replace(self.settings, longer=kept.longer)
-            if asked != kept:
-                was = f"{kept.experiment} with --data {kept.data} --scale {kept.scale:g}"
-                raise ValueError(f"{str(path)!r} holds {was}: go on with these, or name another folder")
-            self.settings = kept
-        elif path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+        if not (path / SETTINGS).exists() and not is_free(path):
             raise ValueError(f"{str(path)!r} holds other files than those of an experiment: name another folder")
+        self._compare()
+
+    def _compare(self) -> None:
+        """Take over what an earlier process decided, if it was asked for the same."""
+        if (self.path / SETTINGS).exists():
+            kept = self._kept()
+            if replace(self.settings, longer=kept.longer) != kept:
+                was = f"{kept.experiment} with --data {kept.data} --scale {kept.scale:g}"
+                raise ValueError(f"{str(self.path)!r} holds {was}: go on with these, or name another folder")
+            self.settings = kept
 
     def _kept(self) -> Settings:
         path = self.path / SETTINGS
@@ -104,8 +108,12 @@ class Folder:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is no description of an experiment: {error}") from error
 
-    def keep(self) -> None:
-        """Write down what the experiment was started with."""
+    def begin(self) -> None:
+        """Write down what the experiment was started with, unless it was done. No other process may do it meanwhile."""
+        self._compare()
+        self._keep()
+
+    def _keep(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         with whole(self.path / SETTINGS) as place:
             place.write_text(json.dumps({"format": FORMAT, **asdict(self.settings)}, indent=1), encoding="utf-8")
@@ -118,7 +126,7 @@ class Folder:
         if pair.name not in self.settings.longer:
             found = longer(self.arm(pair, Arm.ORDINARY), self.arm(pair, Arm.EQUIVARIANT))
             self.settings = replace(self.settings, longer={**self.settings.longer, pair.name: found})
-            self.keep()
+            self._keep()
         return self.settings.longer[pair.name]
 
     def command(self, run: Run) -> list[str]:
@@ -139,6 +147,12 @@ class Folder:
         with whole(self.path / run.name / FINISHED) as place:
             place.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
+    def _job(self, run: Run) -> Job:
+        """What a run has done, if that is what it is to do now; the machine had a say in the arithmetic."""
+        kept = Job.read(self.path / run.name)
+        recipe = run.pair.content.override([*run.changes(self.epochs(run)), f"precision={kept.recipe.precision}"])
+        return Job(recipe, run.model, self.settings.data).continued(kept, self.path / run.name)
+
     def finished(self, run: Run) -> Finished | None:
         """What a run found, or None where it has not come to its end."""
         folder = self.path / run.name
@@ -146,7 +160,7 @@ class Folder:
             return None
         try:
             content: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-            job = Job.read(folder)
+            job = self._job(run)
             tests = [event for event in read_log(folder) if event["kind"] == "epoch"]
             last = tests[-1]
             if not last["seconds"]:
@@ -167,7 +181,7 @@ class Folder:
                 machine=Machine(**content["machine"]),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
+            why = error if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
             raise ValueError(
-                f"the finished run in {str(folder)!r} can't be read ({type(error).__name__}: {error}): remove its"
-                " folder, and it will be done again"
+                f"the finished run in {str(folder)!r} can't be used: {why}. Remove it, and it is done again"
             ) from error

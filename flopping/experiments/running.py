@@ -24,8 +24,8 @@ from flopping.training.trained import checkpoint_folder
 
 CHILD = "flopping.experiments.child"
 LOCK = ".lock"
-PATIENCE = 60.0
-"""Seconds that a run whose experiment was killed has for its last step and its checkpoint."""
+PATIENCE = 180.0
+"""Seconds that a run whose experiment was killed has for its last step, for which it may compile, and to save."""
 
 
 class Runner:
@@ -46,8 +46,8 @@ class Runner:
     def run(self) -> None:
         """Run all that has not finished, and write the report after every run."""
         folder, runs = self.folder, self.folder.plan.runs
-        with self._signals(), locked(folder.path, self.say) as lock:
-            folder.keep()
+        with locked(folder.path, self.say) as lock, self._signals():
+            folder.begin()
             for number, run in enumerate(runs, 1):
                 if folder.finished(run) is not None:
                     continue

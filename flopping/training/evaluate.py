@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from flopping.training.loader import FILLER, Batch
 from flopping.training.processes import World
+from flopping.training.stops import UnreadableError
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def accuracy(
     sums = world.sum([images, right, among, loss, mirrored, changed])
     total = sums[0]
     if not total:
-        raise ValueError("there are no test images")
+        raise UnreadableError("not one test image could be read: is the folder of test images the right one?")
     return Accuracy(
         int(total),
         100 * sums[1] / total,

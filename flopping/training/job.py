@@ -39,8 +39,9 @@ class Job:
         path = folder / RUN
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if content.pop("format") != FORMAT:
-                raise ValueError
+            form = content.pop("format")
+            if form != FORMAT:
+                raise ValueError(f"{str(path)!r} is of format {form!r}; this version reads {FORMAT!r}")
             recipe = read(content.pop("recipe"), f"the recipe in {str(path)!r}")
             known = {f.name for f in fields(cls)}
             return cls(recipe=recipe, **{name: value for name, value in content.items() if name in known})
@@ -63,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Machine:
-    """How a run is carried out. It changes speed, not results."""
+    """How a run is carried out. It decides how fast a run is, and how numbers are rounded, not what is learned."""
 
     device: str = "auto"
     workers: int = 2
@@ -75,7 +76,7 @@ class Machine:
     test_epochs: int = 1
     test_batch: int = 100
     unreadable_share: float = 0.01
-    """The run stops when more than this share of the images it has read can't be read."""
+    """The run stops when more than this share of the training images can't be read."""
 
 
 def _differences(one: Job, other: Job) -> list[tuple[str, Any, Any]]:

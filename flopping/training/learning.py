@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from timm.scheduler import CosineLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
+from flopping.nn import DropPath as EquivariantDropPath
 from flopping.training.recipe import Recipe
 
 BCE_THRESHOLD = 0.0
@@ -85,9 +87,15 @@ def loss_function(recipe: Recipe) -> nn.Module:
     return loss
 
 
-def constant_drop_path(model: nn.Module, rate: float) -> None:
-    """Give all blocks of a network of timm the same stochastic depth; timm's transformers let it rise."""
-    for block in (layer for layer in model.modules() if hasattr(layer, "drop_path1") or hasattr(layer, "drop_path")):
-        for name in ("drop_path", "drop_path1", "drop_path2"):
-            if isinstance(getattr(block, name, None), (DropPath, nn.Identity)):
-                setattr(block, name, DropPath(rate) if rate else nn.Identity())
+def set_drop_path(blocks: Sequence[nn.Module], rate: float, rises: bool) -> None:
+    """Give blocks their stochastic depth: the same to all, or rising from 0 to the rate, as the recipe has it.
+
+    Architectures have their own habits, and X and E(X) different ones: the recipe decides for both.
+    """
+    rates = torch.linspace(0, rate, len(blocks)).tolist() if rises else [rate] * len(blocks)
+    for block, own in zip(blocks, rates, strict=True):
+        for name, layer in block.named_children():
+            if isinstance(layer, EquivariantDropPath):
+                layer.drop_prob = own
+            elif name in ("drop_path", "drop_path1", "drop_path2"):
+                setattr(block, name, DropPath(own) if own else nn.Identity())

@@ -18,8 +18,9 @@ from flopping.models.backbone import Backbone
 from flopping.models.zoo import registered_name
 from flopping.symmetries import SYMMETRIES
 from flopping.training.checkpoint import WEIGHTS
-from flopping.training.learning import constant_drop_path
+from flopping.training.learning import set_drop_path
 from flopping.training.loader import Normalisation
+from flopping.training.processes import blocks_of
 from flopping.training.randomness import derived, reseed
 from flopping.training.recipe import Recipe
 
@@ -38,7 +39,7 @@ def ignores_mirroring(model: nn.Module) -> bool:
 def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
     """The network of a recipe, with weights that its seed decides."""
     registered = registered_name(name)
-    args: dict[str, Any] = {"drop_rate": recipe.dropout, "drop_path_rate": recipe.drop_path, **recipe.model_args}
+    args: dict[str, Any] = {"drop_rate": recipe.dropout, **recipe.model_args}
     cfg = timm.get_pretrained_cfg(registered)
     if cfg is not None and cfg.fixed_input_size:
         args.setdefault("img_size", recipe.img_size)
@@ -49,8 +50,7 @@ def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
         )
     except TypeError as error:
         raise ValueError(f"{name} can't be made with {args}: {error}") from error
-    if not recipe.drop_path_rises and not isinstance(model, Backbone):
-        constant_drop_path(model, recipe.drop_path)
+    set_drop_path(blocks_of(model), recipe.drop_path, recipe.drop_path_rises)
     return model
 
 

@@ -132,6 +132,20 @@ def parts_to_compile(network: nn.Module, shard: bool) -> list[nn.Module]:
     return blocks if shard or 0 < 2 * kinds <= len(blocks) else [network]
 
 
+def compile_(network: nn.Module, shard: bool) -> None:
+    """Compile a network, as a whole or in parts."""
+    import torch._dynamo
+
+    parts = parts_to_compile(network, shard)
+    # Parts share their code, and may each need graphs of their own, for training and for tests. Beyond a limit of 8
+    # torch would leave the others uncompiled. (These are its older names of the limits; all versions know them.)
+    limits = torch._dynamo.config
+    limits.cache_size_limit = max(limits.cache_size_limit, 4 * len(parts))
+    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, 8 * len(parts))
+    for part in parts:
+        part.compile(dynamic=False)  # the same code whichever size of batches comes first
+
+
 class Replica:
     """A network on all processes: alone, copied (DDP), or sharded (FSDP2), and compiled where that is asked for.
 
@@ -143,8 +157,7 @@ class Replica:
         self.sharded = shard
         self.wrapped: nn.Module = network
         if compiled:
-            for part in parts_to_compile(network, shard):
-                part.compile(dynamic=False)  # the same code whichever size of batches comes first
+            compile_(network, shard)
         if shard:
             self._shard(world)
         elif world.size > 1:

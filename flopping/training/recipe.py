@@ -170,6 +170,11 @@ class Recipe:
             raise ValueError(f"warm-up rises from warmup_lr={self.warmup_lr:g} to lr={self.lr:g}, which is lower")
         if self.min_lr > self.lr:
             raise ValueError(f"the learning rate falls from lr={self.lr:g} to min_lr={self.min_lr:g}, which is higher")
+        if self.loss == "bce" and self.label_smoothing:
+            raise ValueError(
+                f"loss=bce takes a class that has any share in a target for present, and label_smoothing="
+                f"{self.label_smoothing:g} gives every class a share: set label_smoothing=0"
+            )
         if self.repeats > self.batch_size:
             raise ValueError(
                 f"a batch of batch_size={self.batch_size} can't hold an image repeats={self.repeats} times"
@@ -193,7 +198,7 @@ class Recipe:
         >>> load("deit3_base").require_family("resmlp_24_224")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        ValueError: resmlp_24_224 is a ResMLP and the recipe is for ViT; for ResMLP there are resmlp_tiny, ...
+        ValueError: resmlp_24_224 is a ResMLP and the recipe is for ViT; for ResMLP there are ...resmlp_tiny, ...
         """
         found = family_of(model_name)
         if found not in (None, self.family):

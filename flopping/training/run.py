@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +14,12 @@ from rich.markup import escape
 from flopping.training.checkpoint import Checkpoint, Keeper, read_manifest
 from flopping.training.curves import CURVES, draw_run
 from flopping.training.evaluate import Accuracy
-from flopping.training.folder import is_free, reserved
 from flopping.training.images import Images
 from flopping.training.job import RUN, Job, Machine
 from flopping.training.journal import read_log
 from flopping.training.precision import usable_precision
 from flopping.training.processes import AgreedError, World, world
+from flopping.training.run_folder import is_free, reserved
 from flopping.training.sources import open_source, require_same_classes
 from flopping.training.trainer import Trainer
 
@@ -33,6 +35,7 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
     job.recipe.require_family(job.model)
     with world(machine.device) as here, ExitStack() as stack:
         with here.together():
+            _require_compiler(machine, here)
             job = _with_precision(job, here, console)
             kept = _kept(job, folder, resume)
         if len(set(here.every(kept is None))) > 1:
@@ -58,9 +61,10 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
                     if not (folder / CURVES).exists():
                         _draw(folder, job.model, console)
                 return result
-        trainer = trainer or _trainer(job, machine, folder, here, console)
         if start is not None:
+            trainer = _trainer(replace(job, init=None), machine, folder, here, console)  # its weights come from there
             trainer.restore(start)
+        trainer = trainer or _trainer(job, machine, folder, here, console)
         result = trainer.run()
         if here.is_main:
             _draw(folder, job.model, console)
@@ -103,6 +107,19 @@ def _kept(job: Job, folder: Path, resume: bool) -> Job | None:
     if not exists and not is_free(folder):
         raise ValueError(f"{str(folder)!r} holds other files than those of a run: name another folder")
     return job.continued(Job.read(folder), folder) if exists else None
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which networks on a CPU are compiled with."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+def _require_compiler(machine: Machine, here: World) -> None:
+    if machine.compile and here.device.type == "cpu" and not has_compiler():
+        raise ValueError(
+            f"no C++ compiler is called {os.environ.get('CXX', 'g++')!r}, and networks on a CPU are compiled with one:"
+            " install it, name it by the variable CXX, or go without (--no-compile)"
+        )
 
 
 def _with_precision(job: Job, here: World, console: Console) -> Job:

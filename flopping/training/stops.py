@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from types import FrameType, TracebackType
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""How the system says that there is no room on a disk."""
 
 
 class StoppedError(Exception):

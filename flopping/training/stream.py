@@ -180,7 +180,7 @@ def mixed(items: Iterable[T], size: int, random: Random) -> Iterator[T]:
     """Items in another order: each is drawn from a buffer of so many.
 
     >>> list(mixed(range(8), 3, Random(0)))
-    [1, 4, 0, 2, 7, 6, 5, 3]
+    [1, 3, 0, 4, 2, 5, 7, 6]
     """
     buffer: list[T] = []
     for item in items:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def opened(path: Path, *, average: bool = False) -> tuple[Path, nn.Module, dict[
         folder = checkpoint_folder(path)
         try:
             return folder, *load_checkpoint(folder, average=average)
-        except (ValueError, OSError):
+        except Exception:  # every library has its own for a file that is gone
             if folder.exists():
                 raise
 
@@ -85,6 +86,8 @@ def tested(
     average: bool,
 ) -> Tested:
     """Accuracy of a trained network on the test images of a data set."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("a test runs in one process: start it without torchrun")
     folder, model, config = opened(path, average=average)
     here = World(chosen_device(device))
     model.eval().to(here.device)

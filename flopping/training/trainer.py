@@ -25,7 +25,7 @@ from flopping.training.networks import build, description, ignores_mirroring, lo
 from flopping.training.order import Chunks, Order
 from flopping.training.processes import World
 from flopping.training.progress import Progress, Window
-from flopping.training.stops import InterruptedRunError, Signals, StoppedError
+from flopping.training.stops import FULL, InterruptedRunError, Signals, StoppedError
 
 
 class Trainer:
@@ -246,10 +246,11 @@ class Trainer:
             try:
                 path = self.keeper.write(self.progress.step, score, self.config, weights, average, state)
             except OSError as error:
-                problem = str(error.strerror)
+                remedy = "Free some space" if error.errno in FULL else "Let it be written to"
+                problem = f"{error.strerror}. {self._last_good()}{remedy}, then go on with --resume"
         problem = self.world.agree(problem)
         if problem is not None:
-            raise StoppedError(f"{problem}. {self._last_good()}Free some space, then go on with --resume")
+            raise StoppedError(problem)
         self.saved_at = monotonic()
         return path
 
@@ -356,8 +357,10 @@ class Trainer:
             f" {order.batch_size} ({each})"
         )
         if recipe.flip and not self.flip:
+            mixed = " before they are mixed" if recipe.mixes else ""
             self.journal.say(
-                "Mirroring changes neither loss nor gradients of this network, so images are not mirrored at random."
+                "Mirroring an image changes neither loss nor gradients of this network, so images are not mirrored at"
+                f" random{mixed}."
             )
         if self.progress.step:
             self.journal.say(f"Resumed after step {self.progress.step} of {self.steps}.")
