@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 PATIENCE = 300
@@ -77,6 +78,8 @@ def main() -> None:
     import flopping.training.run
     import flopping.training.trained  # noqa: F401
 
+    with suppress(ImportError):
+        import torch.utils.tensorboard  # noqa: F401
     gc.freeze()  # children need not look at, and so copy, what is here
     print("ready", flush=True)
     for line in sys.stdin:

@@ -154,11 +154,17 @@ def test_asked_twice_it_ends_at_once(tmp_path: Path, launcher: Launcher, images:
 # -- the run's folder
 
 
+def files_of(run: Path) -> set[str]:
+    return {*os.listdir(run)} - {"tensorboard"}  # which may be installed or not
+
+
 @pytest.fixture
 def small(tmp_path: Path, images: Path) -> list[str]:
     """A run of two epochs of two steps without anything special."""
-    recipe = recipe_file(tmp_path / "small.yaml", "ViT", epochs=2, batch_size=24, optimizer="adamw", lr=1e-3)
-    return command(recipe, images, tmp_path / "run", FAMILIES["ViT"][0], "--workers", "0", "--chunk", "24")
+    model, fields = FAMILIES["ViT"]
+    plain = {"epochs": 2, "batch_size": 24, "optimizer": "adamw", "lr": 1e-3, "model_args": fields["model_args"]}
+    recipe = recipe_file(tmp_path / "small.yaml", "ViT", **plain)
+    return command(recipe, images, tmp_path / "run", model, "--workers", "0", "--chunk", "24")
 
 
 def test_a_finished_run_gives_its_result_and_changes_nothing(tmp_path: Path, small: list[str]) -> None:
@@ -231,8 +237,12 @@ def test_where_there_is_no_run_yet_one_is_started(tmp_path: Path, small: list[st
     (tmp_path / "run").mkdir(exist_ok=True)
     ended = call(*small, "--resume")
     assert ended.code == 0, ended.err
+<<<<<<< HEAD
     left = sorted(os.listdir(tmp_path / "run"))
     assert left == [".lock", "best", "checkpoints", "last", "log.jsonl", "run.json", "tensorboard"]
+=======
+    assert files_of(tmp_path / "run") == {".lock", "best", "checkpoints", "last", "log.jsonl", "run.json"}
+>>>>>>> stops
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, small: list[str]) -> None:
@@ -247,7 +257,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, small: list[st
 
 def test_killed_before_the_first_checkpoint(tmp_path: Path, launcher: Launcher, small: list[str]) -> None:
     assert launcher.run(tmp_path, *small, strikes=[("open", "/train/class-", 9, signal.SIGKILL)]).code == -9
+<<<<<<< HEAD
     assert sorted(os.listdir(tmp_path / "run")) == [".lock", "log.jsonl", "run.json", "tensorboard"]
+=======
+    assert files_of(tmp_path / "run") == {".lock", "log.jsonl", "run.json"}
+>>>>>>> stops
     ended = call(*small, "--resume")
     assert ended.code == 0, ended.err
     assert "No checkpoint was written yet: the run starts from the beginning" in ended.err
@@ -273,7 +287,7 @@ def test_two_at_once_are_refused(tmp_path: Path, launcher: Launcher, images: Pat
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path, small: list[str], images: Path) -> None:
     assert call(*small).code == 0
     other = [argument.replace(str(tmp_path / "run"), str(tmp_path / "other")) for argument in small]
-    assert call(*other, "model_args.embed_dim=32", "model_args.num_heads=2").code == 0
+    assert call(*other, "model_args.embed_dim=16").code == 0
     for name in ("last", "best", "log.jsonl"):
         (tmp_path / "run" / name).unlink()
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "own")
