@@ -31,7 +31,7 @@ MORE: dict[str, tuple[str, Fields]] = {
     "ordinary resmlp": ("ResMLP", {"model": "resmlp_test_64"}),
     "ordinary convnext": (
         "ConvNeXt",
-        {"model": "convnext_tiny", "model_args": {"depths": [1, 1], "dims": [8, 16]}} | SLOWER,
+        {"model": "convnext_tiny", "model_args": {"depths": [1] * 4, "dims": [8, 16, 16, 16]}} | SLOWER,
     ),
 }
 """The longer suite: all kinds of networks, timm's own among them, also compiled."""
