@@ -74,10 +74,13 @@ def demo(console: Console, folder: Path, changes: tuple[str, ...] = (), compiled
         + (" Each is compiled first, which takes up to a minute." if compiled else " They are not compiled.")
     )
     outcomes = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a network gains nothing from more, and suffers where others need them
     for name, model in NETWORKS.items():
         console.print(f"\n[bold]{name}[/bold]")
         train(Job(recipe, model, EMBEDDED), Machine(compile=compiled, workers=1), folder / name, console, resume=True)
         outcomes.append(_outcome(name, recipe, folder / name))
+    torch.set_num_threads(threads)
     images = fashion_mnist("test")
     labels = torch.tensor([images.open(index)[1] for index in range(len(images))])
     shoes = torch.isin(labels, torch.tensor([images.classes.index(name) for name in SHOES]))
