@@ -76,11 +76,6 @@ class World:
             alone = f"process {found} of {self.size}: " if None in every else ""
             raise AgreedError(f"{alone}{every[found]}")
 
-    def wait(self) -> None:
-        """Go on once all processes are here."""
-        if self.size > 1:
-            dist.barrier()
-
 
 def chosen_device(name: str, local_rank: int = 0) -> torch.device:
     """A device by its name; "auto" is a GPU where there is one."""
