@@ -45,8 +45,8 @@ timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (h
 	$(TIMM_PYTEST) --durations 10
 
 lint: $(READY) ## check style (ruff) and types (mypy)
-	$(BIN)/ruff check --quiet flopping tests examples tools
-	$(BIN)/ruff format --quiet --check flopping tests examples tools
+	$(BIN)/ruff check --quiet flopping flopping_cli tests examples tools
+	$(BIN)/ruff format --quiet --check flopping flopping_cli tests examples tools
 	$(BIN)/mypy
 
 bench-models: $(READY) ## time the networks against ordinary ones, and see whether the goals are met (minutes)
@@ -94,7 +94,7 @@ $(TIMM_TESTS): $(READY)
 
 clean: ## remove .venv, caches and built files
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find flopping tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find flopping flopping_cli tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' || { \

@@ -1,5 +1,5 @@
 """`python -m flopping` is the command line."""
 
-from flopping.cli import app
+from flopping_cli import app
 
 app(prog_name="flopping")

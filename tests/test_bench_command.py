@@ -9,7 +9,7 @@ from measurements import ordinary
 from typer.testing import CliRunner
 
 from flopping.bench.records import append, read
-from flopping.cli import app
+from flopping_cli import app
 
 runner = CliRunner()
 

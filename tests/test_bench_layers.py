@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from flopping import flop
 from flopping.bench import layers
-from flopping.cli import app
+from flopping_cli import app
 
 
 def test_pairs_do_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:

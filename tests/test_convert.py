@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from flopping import load_reference
-from flopping.cli import app
 from flopping.models import ConvNeXt, VisionTransformer
 from flopping.testing import randomize_
+from flopping_cli import app
 
 
 def convert(*arguments: str | Path) -> Result:

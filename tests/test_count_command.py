@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from flopping.bench.count import count
-from flopping.cli import app
+from flopping_cli import app
 
 runner = CliRunner()
 NAME = "deit3_flop_test_patch16_64"

@@ -19,7 +19,6 @@ from PIL import Image
 from training_runs import Launcher
 from typer.testing import CliRunner
 
-from flopping.cli import app
 from flopping.experiments import running
 from flopping.experiments.figure import draw
 from flopping.experiments.folder import Folder
@@ -29,6 +28,7 @@ from flopping.experiments.summary import rows
 from flopping.training.job import Job
 from flopping.training.journal import read_log
 from flopping.training.recipe import load as load_recipe
+from flopping_cli import app
 
 runner = CliRunner()
 WIDE = {"COLUMNS": "300"}

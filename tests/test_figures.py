@@ -194,7 +194,7 @@ def test_a_missing_matplotlib_is_named_with_its_remedy(monkeypatch: pytest.Monke
 
 def test_nothing_imports_matplotlib_until_something_is_drawn() -> None:
     code = (
-        "import sys, flopping.cli, flopping.bench.report\n"
+        "import sys, flopping_cli, flopping.bench.report\n"
         "assert 'matplotlib' not in sys.modules\n"
         "flopping.bench.report.accuracy_against_flops()\n"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"

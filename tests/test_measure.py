@@ -102,7 +102,7 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     """The command itself, in a process; the interrupt comes in the middle of the rounds."""
     told, out = tmp_path / "told", tmp_path / "out.jsonl"
     arguments = ["bench", network("Telling"), "--mode", "eager", "--repeats", "1000000", "-o", str(out)]
-    command = [sys.executable, "-c", "from flopping.cli import app; app()", *arguments]
+    command = [sys.executable, "-c", "from flopping_cli import app; app()", *arguments]
     process = subprocess.Popen(
         command,
         env={**os.environ, "TELL": str(told)},

@@ -60,7 +60,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt", ".gitignore"):
         shutil.copy(ROOT / name, copy)
-    for name in ("flopping", "tests"):
+    for name in ("flopping", "flopping_cli", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 
@@ -82,7 +82,12 @@ def test_wheel_is_pure_python(wheel: Path) -> None:
 
 def test_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
     """Data files too: an ignore pattern or a build setting that loses one shows only at the user's."""
-    tree = {path.relative_to(source).as_posix() for path in (source / "flopping").rglob("*") if path.is_file()}
+    tree = {
+        path.relative_to(source).as_posix()
+        for package in ("flopping", "flopping_cli")
+        for path in (source / package).rglob("*")
+        if path.is_file()
+    }
     packed = set(files_in(wheel))
     assert {name for name in packed if not name.startswith(f"{DIST_INFO}/")} == tree
     assert {"flopping/__init__.py", "flopping/py.typed", "flopping/nn/linear.py"} <= tree
@@ -116,7 +121,7 @@ def test_metadata_dependencies(metadata: Message) -> None:
 def test_entry_point(wheel: Path) -> None:
     entry_points = ConfigParser()
     entry_points.read_string(files_in(wheel)[f"{DIST_INFO}/entry_points.txt"].decode())
-    assert dict(entry_points["console_scripts"]) == {"flopping": "flopping.cli:app"}
+    assert dict(entry_points["console_scripts"]) == {"flopping": "flopping_cli:app"}
 
 
 def test_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:

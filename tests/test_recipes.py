@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flopping.cli import app
 from flopping.models import registered_name
 from flopping.paper import ordinary_name, results
 from flopping.training.families import family_of
 from flopping.training.recipe import Recipe, documentation, load, names, read, text_of
+from flopping_cli import app
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "tests" / "data" / "recipes.csv"

@@ -16,7 +16,7 @@ from flopping.bench import figures, report, tables
 from flopping.bench.comparison import compare, figures_of
 from flopping.bench.records import append
 from flopping.bench.report import FILES, PAGE, build, write
-from flopping.cli import app
+from flopping_cli import app
 
 
 @pytest.fixture

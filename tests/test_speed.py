@@ -7,8 +7,8 @@ import pytest
 from pictures import web_dataset
 from typer.testing import CliRunner
 
-from flopping.cli import app
 from flopping.training.speed import Speed
+from flopping_cli import app
 
 TINY = ["model_args.embed_dim=16", "model_args.depth=1", "--no-compile", "--seconds", "0.05", "--device", "cpu"]
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from flopping import Layout, __version__, flop, octic
 from flopping import nn as fnn
 from flopping.cases import LAYERS
-from flopping.cli import app
 from flopping.testing import randomize_
 from flopping.verify import first_break, verify
+from flopping_cli import app
 
 runner = CliRunner()
 

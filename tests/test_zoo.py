@@ -10,10 +10,10 @@ import timm
 import torch
 from typer.testing import CliRunner
 
-from flopping.cli import app
 from flopping.models import ZOO, Backbone, paper_names, registered_name
 from flopping.overview import names, row
 from flopping.paper import results
+from flopping_cli import app
 
 runner = CliRunner()
 

@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from flopping.cli import app
 from flopping.training.checkpoint import AVERAGE, TRAINING, WEIGHTS, Keeper
 from flopping.training.journal import read_log
+from flopping_cli import app
 
 TIMING = ("images_per_s", "waiting", "seconds")
 """What a log says about speed, and no two runs have in common."""

@@ -22,10 +22,10 @@ import torch
 import typer
 from torch import nn
 
-from flopping.cli import app, common
 from flopping.training import loader
 from flopping.training.processes import Replica, whole_state, world
 from flopping.whole import whole
+from flopping_cli import app, common
 
 RANK = os.environ.get("RANK", "0")
 

@@ -14,7 +14,7 @@ def _watch() -> None:
 
 
 if __name__ == "__main__":
-    from flopping.cli import app
+    from flopping_cli import app
 
     Thread(target=_watch, daemon=True).start()
     app(prog_name="flopping")

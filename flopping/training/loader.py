@@ -88,8 +88,8 @@ def training_transform(recipe: Recipe, normal: Normalisation, flip: float) -> Tr
     return _pictures(mended(transform))
 
 
-def eval_transform(img_size: int, crop: float, interpolation: str) -> Transform:
-    """Resize and crop the middle."""
+def eval_transform(img_size: int | tuple[int, int], crop: float, interpolation: str) -> Transform:
+    """Resize and crop the middle; a size is that of a square, or height and width."""
     return _pictures(create_transform(img_size, crop_pct=crop, interpolation=interpolation, normalize=False))
 
 
@@ -123,10 +123,14 @@ class Preparation:
 
     def __call__(self, batch: Batch) -> Batch:
         """A batch from a worker as the network takes it."""
-        images = batch.images.to(self.device, non_blocking=True)
+        return Batch(self.normalised(batch.images), batch.labels, batch.unreadable)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """On the device; bytes are shifted and scaled."""
+        images = images.to(self.device, non_blocking=True)
         if images.dtype == torch.uint8:
             images = images.to(self.dtype).sub_(self.mean).div_(self.std)
-        return Batch(images.to(self.dtype), batch.labels, batch.unreadable)
+        return images.to(self.dtype)
 
 
 class Samples(Dataset[Batch]):

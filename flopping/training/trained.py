@@ -74,6 +74,14 @@ def opened(path: Path, *, average: bool = False) -> tuple[Path, nn.Module, dict[
                 raise
 
 
+def preparation_of(model: nn.Module, device: torch.device) -> Preparation:
+    """How a network wants its images in a test, as its own config says."""
+    cfg = resolve_model_data_config(model)
+    chans, *size = cfg["input_size"]
+    transform = eval_transform((size[0], size[1]), cfg["crop_pct"], cfg["interpolation"])
+    return Preparation(transform, chans, Normalisation(cfg["mean"], cfg["std"]), device, torch.float32)
+
+
 def tested(
     path: Path,
     data: str,
@@ -93,11 +101,7 @@ def tested(
     model.eval().to(here.device)
     source = open_source(data, "test", root)
     labels = _labels(config, folder, source.classes, data)
-    cfg = resolve_model_data_config(model)
-    chans, size = cfg["input_size"][0], cfg["input_size"][1]
-    transform = eval_transform(size, cfg["crop_pct"], cfg["interpolation"])
-    normal = Normalisation(cfg["mean"], cfg["std"])
-    preparation = Preparation(transform, chans, normal, here.device, torch.float32)
+    preparation = preparation_of(model, here.device)
     unreadable: set[int] = set()
 
     def note(batch: Batch) -> None:

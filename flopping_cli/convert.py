@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flopping.cli.common import app, refusals
+from flopping_cli.common import app, refusals
 
 convert = typer.Typer(no_args_is_help=True, help="Rewrite checkpoints from elsewhere, so that timm loads them by name.")
 app.add_typer(convert, name="convert")

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from flopping.cli.common import app, refusals
-from flopping.cli.train import INTERRUPTED, Compile, Device, Workers, say_stopped
+from flopping_cli.common import app, refusals
+from flopping_cli.train import INTERRUPTED, Compile, Device, Workers, say_stopped
 
 
 @app.command()

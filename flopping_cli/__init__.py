@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flopping.cli import (
+from flopping_cli import (
     bench,
     bench_layers,
     bench_loader,
@@ -21,7 +21,7 @@ from flopping.cli import (
     train,
     verify,
 )
-from flopping.cli.common import app, refusals
+from flopping_cli.common import app, refusals
 
 __all__ = [
     "app",

@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import sleep
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 PATIENCE = 3.0
 """Seconds that processes leave to the first one of those that `torchrun` started, to say why all of them end."""
@@ -19,6 +21,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Vision networks that know a mirrored image shows the same thing, and do half the arithmetic.",
 )
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only results, warnings and errors.")]
+
+
+def progress_console(quiet: bool) -> Console:
+    """Where progress is shown: standard error, so that standard output has nothing but results.
+
+    Warnings and errors are shown by a console that is never quiet.
+    """
+    return Console(stderr=True, quiet=quiet)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from flopping.cli.common import app, give_way, is_first, refusals
+from flopping_cli.common import app, give_way, is_first, refusals
 
 if TYPE_CHECKING:
     from flopping.training.job import Job

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping.cli.common import app, refusals
-from flopping.cli.train import (
+from flopping_cli.common import app, refusals
+from flopping_cli.train import (
     Changes,
     Chunk,
     Compile,

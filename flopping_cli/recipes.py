@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping.cli.common import app, refusals
+from flopping_cli.common import app, refusals
 
 if TYPE_CHECKING:
     from flopping.training.recipe import Recipe

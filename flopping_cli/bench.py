@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flopping.cli.common import app, refusals
-from flopping.cli.report import Format, print_rows
+from flopping_cli.common import app, refusals
+from flopping_cli.report import Format, print_rows
 
 if TYPE_CHECKING:
     from flopping.bench.records import Record

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flopping.cli.common import app, refusals
+from flopping_cli.common import app, refusals
 
 if TYPE_CHECKING:
     from flopping.bench.records import Record
