@@ -19,10 +19,13 @@ TIMM_PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/pytest
 
 RESULTS := docs/results
 BUDGET ?= 60
-# for larger machines: SCALE multiplies the epochs; another one needs a RUNS folder of its own
+# for larger machines: SCALE multiplies the epochs, TRAIN_IMAGES is 50000 at most, JOBS run at a time; another scale or
+# other images need a RUNS folder of their own
 SCALE ?= 1
+JOBS ?= 1
+TRAIN_IMAGES ?= 20000
 RUNS ?= build/experiment-cifar10
-CIFAR10 ?= build/cifar10
+CIFAR10 ?= build/cifar10-$(TRAIN_IMAGES)
 SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 
 .DEFAULT_GOAL := help
@@ -62,7 +65,7 @@ results: $(READY) ## measure what docs/results shows, add it there, and draw the
 	$(BIN)/flopping report $(RESULTS)/*.jsonl -o $(RESULTS)
 
 experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10.md (two hours)
-	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --report $(RESULTS)/cifar10.md
+	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --jobs $(JOBS) --report $(RESULTS)/cifar10.md
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench-layers
@@ -82,8 +85,8 @@ wheel-check: $(READY) ## build the wheel, install it with its dependencies in a 
 	echo "The wheel works"
 
 $(CIFAR10): | $(READY)
-	@echo "Fetching CIFAR-10 and laying it out as a folder of images (a minute, 270 MB)"
-	@$(BIN)/python tools/cifar10_folder.py $@
+	@echo "Fetching CIFAR-10 and laying it out as a folder of images (a minute)"
+	@$(BIN)/python tools/cifar10_folder.py $@ --train-images $(TRAIN_IMAGES)
 
 $(TIMM_TESTS): $(READY)
 	@echo "Fetching the source distribution of timm $(TIMM), for its tests"

@@ -24,12 +24,13 @@ def experiment(
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 1,
     only_report: Annotated[bool, typer.Option("--only-report", help="Train nothing, write the report anew.")] = False,
 ) -> None:
-    """Train ordinary networks and their twins, with several seeds, one run after another, and report what came out.
+    """Train ordinary networks and their twins, with several seeds, and report what came out.
 
-    Runs that have finished are not run again, so the same command goes on after it was stopped (Ctrl-C: exit code 3) or
-    killed. The report is written after every run.
+    First, networks are timed in turn. Runs that have finished are not run again, so the same command goes on after it
+    was stopped (Ctrl-C: exit code 3) or killed. The report is written after every run.
 
     Example: flopping experiment cifar10 --data cifar10/ -o build/experiment-cifar10 --report cifar10.md
     """
@@ -38,6 +39,8 @@ def experiment(
     from flopping.experiments.page import write
     from flopping.experiments.plan import load
     from flopping.experiments.running import Runner
+    from flopping.training.job import Machine
+    from flopping.training.loader import default_workers
     from flopping.training.processes import chosen_device
     from flopping.training.stops import InterruptedRunError, StoppedError
 
@@ -46,7 +49,9 @@ def experiment(
     options += [] if workers is None else ["--workers", str(workers)]
     options += [] if compile else ["--no-compile"]
     words = ["flopping", "experiment", name, "--data", data, "-o", str(output), "--report", str(report)]
-    command = shlex.join([*words, *([] if scale == 1 else ["--scale", f"{scale:g}"]), *options])
+    words += [] if scale == 1 else ["--scale", f"{scale:g}"]
+    words += [] if jobs == 1 else ["--jobs", str(jobs)]
+    command = shlex.join([*words, *options])
 
     def say(text: str) -> None:
         console.print(escape(text), highlight=False, soft_wrap=True)
@@ -56,7 +61,8 @@ def experiment(
         if report.suffix != ".md":
             raise ValueError(f"the report is a page of Markdown: --report ends in .md, got {str(report)!r}")
         folder = Folder(output, load(name), data, scale)
-        runner = Runner(folder, options, str(chosen_device(device)), say, lambda: write(folder, report, command))
+        machine = Machine(str(chosen_device(device)), default_workers() if workers is None else workers, compile)
+        runner = Runner(folder, options, machine, say, lambda: write(folder, report, command), jobs)
         try:
             if not only_report:
                 runner.run()

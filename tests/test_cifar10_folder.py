@@ -68,6 +68,17 @@ def test_every_row_becomes_an_image_in_the_folder_of_its_class(
             assert np.array_equal(np.asarray(image), images[number])
 
 
+def test_the_first_training_images_alone(tool: ModuleType, tmp_path: Path) -> None:
+    images, labels = package(tmp_path / "package", tool)["train"]
+    strips, classes = tool.SPLITS["train"]
+    assert tool.lay_out(tmp_path / "package", strips, classes, tmp_path / "out", 12) == 12
+    written = {int(path.stem): path for path in (tmp_path / "out").glob("*/*.png")}
+    assert sorted(written) == list(range(12))
+    for number, path in written.items():
+        assert path.parent.name == tool.CLASSES[labels[number]]
+        assert np.array_equal(np.asarray(Image.open(path)), images[number])
+
+
 def test_another_archive_is_refused_and_nothing_is_left(tool: ModuleType, tmp_path: Path) -> None:
     package(tmp_path / "package", tool)
     packed = archive(tmp_path, "some.tgz")

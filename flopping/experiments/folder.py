@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from flopping.bench.machine import Machine, this_machine
+from flopping.experiments.pace import Pace
 from flopping.experiments.plan import Arm, Pair, Plan, Run, scaled
 from flopping.training.job import Job
 from flopping.training.journal import read_log
@@ -23,13 +23,13 @@ FINISHED = "finished.json"
 
 @dataclass(frozen=True)
 class Settings:
-    """What an experiment was started with, and what it has decided since."""
+    """What an experiment was started with, and what it has measured since."""
 
     experiment: str
     data: str
     scale: float
-    longer: Mapping[str, int] = field(default_factory=dict)
-    """Epochs of E(X) in the time of X, by the pair's name."""
+    paces: Mapping[str, Pace] = field(default_factory=dict)
+    """How fast the networks of a pair train, by the pair's name."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Finished:
     classes: int
     steps: int
     seconds: float
-    """Time spent on training, without compiling, tests and checkpoints."""
+    """Time that its training steps took, beside whatever else the machine did."""
     wall: float
     """Time from beginning to end, or from the last resumption to the end; with compiling, tests and checkpoints."""
     top1: float
     mirrored_top1: float
     changed: int
     test_images: int
-    curve: tuple[tuple[float, float], ...]
-    """Seconds and accuracy after every epoch."""
+    curve: tuple[tuple[int, float], ...]
+    """Training images seen and accuracy after every epoch."""
     machine: Machine
 
     @property
@@ -62,17 +62,6 @@ class Finished:
     def images(self) -> int:
         """Training images that were seen."""
         return self.steps * self.job.recipe.batch_size
-
-    @property
-    def speed(self) -> float:
-        """Training images per second."""
-        return self.images / self.seconds
-
-
-def longer(ordinary: Sequence[Finished], equivariant: Sequence[Finished]) -> int:
-    """Epochs of E(X) that take as long as X took, by the mean speed of finished runs."""
-    each = mean(run.seconds for run in equivariant) / equivariant[0].epochs
-    return max(1, round(mean(run.seconds for run in ordinary) / each))
 
 
 class Folder:
@@ -93,7 +82,7 @@ class Folder:
         """Take over what an earlier process decided, if it was asked for the same."""
         if (self.path / SETTINGS).exists():
             kept = self._kept()
-            if replace(self.settings, longer=kept.longer) != kept:
+            if replace(self.settings, paces=kept.paces) != kept:
                 was = f"{kept.experiment} with --data {kept.data} --scale {kept.scale:g}"
                 raise ValueError(f"{str(self.path)!r} holds {was}: go on with these, or name another folder")
             self.settings = kept
@@ -104,7 +93,8 @@ class Folder:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content.pop("format") != FORMAT:
                 raise ValueError(f"its format is not {FORMAT}")
-            return Settings(**content)
+            paces = {name: Pace.of(pace) for name, pace in content.pop("paces").items()}
+            return Settings(**content, paces=paces)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is no description of an experiment: {error}") from error
 
@@ -119,15 +109,18 @@ class Folder:
             place.write_text(json.dumps({"format": FORMAT, **asdict(self.settings)}, indent=1), encoding="utf-8")
 
     def epochs(self, run: Run) -> int:
-        """How long a run is. The time of X decides for the last arm: once, when X and E(X) have finished."""
-        pair = run.pair
-        if run.arm is not Arm.LONGER:
-            return scaled(pair.content.epochs, self.settings.scale)
-        if pair.name not in self.settings.longer:
-            found = longer(self.arm(pair, Arm.ORDINARY), self.arm(pair, Arm.EQUIVARIANT))
-            self.settings = replace(self.settings, longer={**self.settings.longer, pair.name: found})
-            self._keep()
-        return self.settings.longer[pair.name]
+        """How long a run is; for the last arm the pace of the pair decides, which has to be known by then."""
+        epochs = scaled(run.pair.content.epochs, self.settings.scale)
+        return epochs if run.arm is not Arm.LONGER else self.settings.paces[run.pair.name].longer(epochs)
+
+    def pace(self, pair: Pair) -> Pace | None:
+        """How fast the networks of a pair train, if it was measured; with another recipe it was not."""
+        found = self.settings.paces.get(pair.name)
+        return found if found is not None and found.recipe == pair.content.to_yaml() else None
+
+    def keep_pace(self, pair: Pair, pace: Pace) -> None:
+        self.settings = replace(self.settings, paces={**self.settings.paces, pair.name: pace})
+        self._keep()
 
     def command(self, run: Run) -> list[str]:
         """The words behind `flopping` that carry a run out."""
@@ -163,8 +156,6 @@ class Folder:
             job = self._job(run)
             tests = [event for event in read_log(folder) if event["kind"] == "epoch"]
             last = tests[-1]
-            if not last["seconds"]:
-                raise ValueError("it was too short to be timed: a run has two steps at least")
             return Finished(
                 run,
                 job,
@@ -177,7 +168,7 @@ class Folder:
                 mirrored_top1=last["mirrored_top1"],
                 changed=last["changed"],
                 test_images=last["images"],
-                curve=tuple((event["seconds"], event["top1"]) for event in tests),
+                curve=tuple((event["step"] * job.recipe.batch_size, event["top1"]) for event in tests),
                 machine=Machine(**content["machine"]),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:

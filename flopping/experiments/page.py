@@ -11,8 +11,9 @@ from flopping.bench.pace import minutes
 from flopping.bench.tables import digits
 from flopping.experiments.figure import png
 from flopping.experiments.folder import Finished, Folder
+from flopping.experiments.pace import STEPS
 from flopping.experiments.plan import Arm
-from flopping.experiments.summary import Row, Spread, rows
+from flopping.experiments.summary import Row, rows
 from flopping.whole import whole
 
 LENGTH = {Arm.ORDINARY: "", Arm.EQUIVARIANT: ", as many as X", Arm.LONGER: ", in the time of X"}
@@ -36,30 +37,32 @@ def page(folder: Folder, found: Sequence[Row], picture: str, command: str) -> st
     finished = f"All {len(done)} runs have finished."
     if len(done) < len(plan.runs):
         finished = f"**{len(done)} of {len(plan.runs)} runs have finished**; the figures below are of these."
-    images = done[0].test_images
+    images, epoch = done[0].test_images, done[0].images // done[0].epochs
     sections = [
         f"# {plan.heading.title}: E(X) against X",
         f"{plan.heading.about} {_scale(folder)}{finished}",
         _accuracy(found),
-        f"± is the standard deviation over seeds. Accuracy is that of the last epoch, on {images:,} test images."
-        " *Mirrored* is the accuracy on the same images mirrored, *changed* how many of them then get another class."
-        " Time is that of training steps, with loading images and without compiling, tests and checkpoints; images/s"
-        " is training images over it.",
+        f"± is the standard deviation over seeds. An epoch has {epoch:,} training images. Accuracy is that of the last"
+        f" epoch, on {images:,} test images."
+        " *Mirrored* is the accuracy on the same images mirrored, *changed* how many of them then get another class.",
+        _timing(found),
         "\n".join(_findings(found)),
         f"![Accuracy over training time]({picture})",
         "Thin lines are the runs, epoch by epoch; marks are the means at the end, with the standard deviation over"
-        " seeds.",
+        " seeds. Time is counted as in the table.",
         "## Networks",
         _networks(found),
         "FLOPs follow the paper (multiply-adds and elementwise work): *forward* in millions for one image, *run* in"
         " units of 10^12 for the forward and backward passes of a whole run.",
         "## Every run",
         _every_run(done),
+        "Seconds are those that passed during the run, beside whatever else the machine did; *in all* with compiling,"
+        " tests and checkpoints, from the last resumption on.",
         "## Machine",
         "\n\n".join(dict.fromkeys(describe(run.machine) for run in done)),
         "## Commands",
         f"```\n{command}\n```",
-        "runs these, one after another:",
+        "runs these:",
         "```\n" + "\n".join(shlex.join(["flopping", *run.command]) for run in done) + "\n```",
     ]
     return "\n\n".join(sections) + "\n"
@@ -85,7 +88,7 @@ def _accuracy(found: Sequence[Row]) -> str:
             row.top1.write(),
             row.spread(lambda run: run.mirrored_top1).write(),
             row.spread(lambda run: run.changed).write(".0f"),
-            _time(row.seconds),
+            minutes(row.seconds),
             f"{row.speed:.0f}",
         ]
         for row in found
@@ -94,9 +97,22 @@ def _accuracy(found: Sequence[Row]) -> str:
     return _table(heads, lines, left=2)
 
 
-def _time(seconds: Spread) -> str:
-    more = "" if seconds.deviation is None else f" ± {minutes(seconds.deviation)}"
-    return minutes(seconds.mean) + more
+def _timing(found: Sequence[Row]) -> str:
+    """How the times came about."""
+    paces = {row.pair.name: row.pace for row in found}
+    gains = "; ".join(f"{name} {p.speedup:.2f} [{p.low:.2f}, {p.high:.2f}]" for name, p in paces.items())
+    rounds, threads = ({getattr(pace, name) for pace in paces.values()} for name in ("rounds", "threads"))
+    return (
+        "Images/s were measured before the runs: X and E(X) trained in turn in one process with"
+        f" {_one_of(threads)} threads, {STEPS} steps each in each of {_one_of(rounds)} rounds; reading and augmenting"
+        " images is included, compiling, tests and checkpoints are not. They are medians, and training time is a run's"
+        " images over them, so that neither depends on what else the machine did during a run. E(X) over X, with 95 %"
+        f" intervals: {gains}."
+    )
+
+
+def _one_of(values: set[int]) -> str:
+    return " or ".join(str(value) for value in sorted(values))
 
 
 def _findings(found: Sequence[Row]) -> Iterator[str]:
@@ -110,7 +126,7 @@ def _findings(found: Sequence[Row]) -> Iterator[str]:
         yield (
             f"- {row.model}, {row.epochs} epochs{LENGTH[row.arm]}: top-1 {gain.mean:+.2f} points{more};"
             f" {row.speed / other.speed:.2f} times the images/s of {other.model},"
-            f" {row.seconds.mean / other.seconds.mean:.2f} of its training time,"
+            f" {row.seconds / other.seconds:.2f} of its training time,"
             f" {row.training_flops / other.training_flops:.2f} of its FLOPs."
         )
 
@@ -145,8 +161,9 @@ def _every_run(done: Sequence[Finished]) -> str:
             f"{found.mirrored_top1:.2f}",
             str(found.changed),
             f"{found.seconds:.1f}",
-            f"{found.speed:.0f}",
+            f"{found.wall:.1f}",
         ]
         for found in done
     ]
-    return _table(("run", "epochs", "top-1 %", "mirrored %", "changed", "seconds", "images/s"), lines)
+    heads = ("run", "epochs", "top-1 %", "mirrored %", "changed", "seconds of training", "seconds in all")
+    return _table(heads, lines)

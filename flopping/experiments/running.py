@@ -1,4 +1,7 @@
-"""All runs of an experiment, one after another, each in a process of its own; finished ones are not run again."""
+"""All runs of an experiment, each in a process of its own, one after another or several side by side.
+
+Finished ones are not run again.
+"""
 
 from __future__ import annotations
 
@@ -9,87 +12,156 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from time import monotonic, sleep
 from types import FrameType
 
+from flopping.bench.machine import usable_cores
 from flopping.bench.pace import minutes
 from flopping.experiments.folder import Finished, Folder
+from flopping.experiments.pace import measure
 from flopping.experiments.plan import Arm, Run
 from flopping.training.checkpoint import CONFIG
+from flopping.training.job import Machine
 from flopping.training.stops import InterruptedRunError, StoppedError
 from flopping.training.trained import checkpoint_folder
 
 CHILD = "flopping.experiments.child"
 LOCK = ".lock"
+AGAIN = "The same command goes on from there"
 PATIENCE = 180.0
 """Seconds that a run whose experiment was killed has for its last step, for which it may compile, and to save."""
+LOOK = 0.05
+"""Seconds between two looks at whether a run has ended."""
+
+
+@dataclass
+class Child:
+    """A run that is under way."""
+
+    run: Run
+    command: Sequence[str]
+    process: subprocess.Popen[bytes]
+    started: float
 
 
 class Runner:
-    """Carries out what is left of an experiment."""
+    """Carries out what is left of an experiment, `jobs` runs at a time."""
 
     def __init__(
         self,
         folder: Folder,
         options: Sequence[str],
-        device: str,
+        machine: Machine,
         say: Callable[[str], None],
         report: Callable[[], None],
+        jobs: int = 1,
     ) -> None:
-        self.folder, self.options, self.device, self.say, self.report = folder, options, device, say, report
-        self.process: subprocess.Popen[bytes] | None = None
+        self.folder, self.options, self.machine, self.say, self.report = folder, options, machine, say, report
+        self.jobs = jobs
+        self.children: list[Child] = []
         self.asked: int | None = None
 
     def run(self) -> None:
-        """Run all that has not finished, and write the report after every run."""
+        """Measure what has not been measured, run all that has not finished, and write the report after every run."""
         folder, runs = self.folder, self.folder.plan.runs
         with locked(folder.path, self.say) as lock, self._signals():
             folder.begin()
-            for number, run in enumerate(runs, 1):
-                if folder.finished(run) is not None:
-                    continue
-                self.say(
-                    f"Run {number} of {len(runs)}: {run.model}, {_words(run.arm)}, {folder.epochs(run)} epochs, seed"
-                    f" {run.seed}. {left(runs, folder.all_finished())}"
-                )
-                started = monotonic()
-                command = [*folder.command(run), *self.options]
-                self._carry_out(run, command, lock)
-                config = checkpoint_folder(folder.path / run.name) / CONFIG
-                classes = json.loads(config.read_text(encoding="utf-8"))["num_classes"]
-                folder.finish(run, command, monotonic() - started, classes, self.device)
-                self.report()
+            self._measure()
+            waiting = [run for run in runs if folder.finished(run) is None]
+            while waiting or self.children:
+                while waiting and len(self.children) < self.jobs and self.asked is None:
+                    run = waiting.pop(0)
+                    self.say(
+                        f"Run {1 + runs.index(run)} of {len(runs)}: {run.model}, {_words(run.arm)},"
+                        f" {folder.epochs(run)} epochs, seed {run.seed}. {left(runs, folder.all_finished(), self.jobs)}"
+                    )
+                    self._start(run, lock)
+                if self.asked is not None and not self.children:
+                    raise InterruptedRunError(f"stopped before run {waiting[0].name}. {AGAIN}")
+                sleep(LOOK)
+                self._look()
 
-    def _carry_out(self, run: Run, command: Sequence[str], lock: int) -> None:
-        again = "The same command goes on from there"
-        if self.asked is None:
-            with subprocess.Popen(
+    def _measure(self) -> None:
+        """Time the networks of each pair before anything else runs here."""
+        for pair in self.folder.plan.pairs:
+            if self.folder.pace(pair) is None and self.asked is None:
+                names = f"{pair.model(Arm.ORDINARY)} and {pair.model(Arm.EQUIVARIANT)}"
+                self.say(f"Timing {names} in turn; they are compiled first: a minute or two.")
+                pace = measure(pair, self.folder.settings.data, self.machine, lambda _: self.asked is not None)
+                if self.asked is None:
+                    self.folder.keep_pace(pair, pace)
+        if self.asked is not None:
+            raise InterruptedRunError(f"stopped while networks were timed. {AGAIN}")
+
+    def _start(self, run: Run, lock: int) -> None:
+        """Start a run. Where several run side by side, each has its share of the cores and a file for its words."""
+        command = [*self.folder.command(run), *self.options]
+        environment = dict(os.environ)
+        if self.jobs > 1:
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.jobs)))
+        with open(self._said(run), "wb") if self.jobs > 1 else nullcontext() as output:
+            process = subprocess.Popen(
                 [sys.executable, "-m", CHILD, *command],
                 stdin=subprocess.PIPE,  # never written to: it closes when this process ends, however that comes about
                 stdout=subprocess.DEVNULL,
+                stderr=output,
+                env=environment,
                 start_new_session=True,  # an interrupt from the keyboard comes through this process alone
                 pass_fds=(lock,),
-            ) as self.process:
-                if self.asked is not None:  # since it was looked at
-                    self.process.send_signal(self.asked)
-                code = self.process.wait()
+            )
+        self.children.append(Child(run, command, process, monotonic()))
+        if self.asked is not None:  # since it was looked at
+            process.send_signal(self.asked)
+
+    def _said(self, run: Run) -> Path:
+        """Where the words of runs go that run side by side."""
+        return self.folder.path / f"{run.name}.txt"
+
+    def _look(self) -> None:
+        """Write down what has ended. If it did so before its time, let the others save, and end."""
+        for child in [child for child in self.children if child.process.poll() is not None]:
+            self.children.remove(child)
+            with child.process:
+                code = child.process.returncode
             if code == 0:
-                return
-            if self.asked is None:
-                raise StoppedError(f"{run.name} ended with code {code}; what it said is above. {again}")
-        raise InterruptedRunError(f"stopped in run {run.name}. {again}")
+                self._finish(child)
+            elif self.asked is not None:
+                self._end_all(self.asked)
+                raise InterruptedRunError(f"stopped in run {child.run.name}. {AGAIN}")
+            else:
+                self._end_all(signal.SIGTERM)
+                where = "above" if self.jobs == 1 else f"in {str(self._said(child.run))!r}"
+                raise StoppedError(f"{child.run.name} ended with code {code}; what it said is {where}. {AGAIN}")
+
+    def _finish(self, child: Child) -> None:
+        folder, run = self.folder, child.run
+        config = checkpoint_folder(folder.path / run.name) / CONFIG
+        classes = json.loads(config.read_text(encoding="utf-8"))["num_classes"]
+        folder.finish(run, child.command, monotonic() - child.started, classes, self.machine.device)
+        self.report()
+
+    def _end_all(self, number: int) -> None:
+        """Ask all runs to save and to end, and wait until they have."""
+        for child in self.children:
+            child.process.send_signal(number)
+        for child in self.children:
+            with child.process:
+                child.process.wait()
+        self.children.clear()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Asked to stop, let the run save what it has, and start no other."""
+        """Asked to stop, let the runs save what they have, and start no other."""
 
         def forward(number: int, frame: FrameType | None) -> None:
             self.asked = number
-            if self.process is not None and self.process.poll() is None:
-                self.process.send_signal(number)
+            for child in self.children:
+                if child.process.poll() is None:
+                    child.process.send_signal(number)
 
         before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -123,13 +195,13 @@ def locked(folder: Path, say: Callable[[str], None]) -> Iterator[int]:
         os.close(handle)
 
 
-def left(runs: Sequence[Run], finished: Sequence[Finished]) -> str:
-    """How much time what is left will take, from what finished runs took."""
+def left(runs: Sequence[Run], finished: Sequence[Finished], jobs: int) -> str:
+    """How much time what is left will take, so many runs at a time, from what finished runs took."""
     if not finished:
         return "How long all of them take is known after the first."
     done = [found.run for found in finished]
     seconds = sum(expected(run, finished) for run in runs if run not in done)
-    return f"About {minutes(seconds)} left for all that have not finished."
+    return f"About {minutes(seconds / jobs)} left for all that have not finished."
 
 
 def expected(run: Run, finished: Sequence[Finished]) -> float:

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 
 from flopping.bench.count import count
 from flopping.experiments.folder import Finished, Folder
+from flopping.experiments.pace import Pace
 from flopping.experiments.plan import Arm, Pair
 from flopping.training.networks import build
 
@@ -57,6 +58,7 @@ class Row:
     arm: Arm
     runs: tuple[Finished, ...]
     cost: Cost
+    pace: Pace
 
     @property
     def model(self) -> str:
@@ -74,13 +76,14 @@ class Row:
         return self.spread(lambda run: run.top1)
 
     @property
-    def seconds(self) -> Spread:
-        return self.spread(lambda run: run.seconds)
+    def speed(self) -> float:
+        """Training images per second."""
+        return self.pace.of_arm(self.arm)
 
     @property
-    def speed(self) -> float:
-        """Training images per second, over all runs."""
-        return sum(run.images for run in self.runs) / sum(run.seconds for run in self.runs)
+    def seconds(self) -> float:
+        """Training time of a run."""
+        return self.runs[0].images / self.speed
 
     @property
     def training_flops(self) -> float:
@@ -110,7 +113,7 @@ def rows(folder: Folder) -> list[Row]:
     found = []
     for pair in folder.plan.pairs:
         for arm in Arm:
-            runs = folder.arm(pair, arm)
-            if runs:
-                found.append(Row(pair, arm, tuple(runs), cost_of(runs[0])))
+            runs, pace = folder.arm(pair, arm), folder.pace(pair)
+            if runs and pace is not None:
+                found.append(Row(pair, arm, tuple(runs), cost_of(runs[0]), pace))
     return found

@@ -75,8 +75,8 @@ class Speed:
         return {**asdict(self), "ratio": self.ratio, "workers_needed": self.workers_needed, "verdict": self.verdict}
 
 
-def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Speed:
-    """Time a recipe's loader and network on its training images, each for so many seconds. Nothing is written."""
+def ready(job: Job, machine: Machine, folder: Path, console: Console) -> Trainer:
+    """What trains a network by a recipe, with at most `CHUNKS` chunks per step."""
     job.recipe.require_family(job.model)
     here = World(chosen_device(machine.device))
     precision, why = usable_precision(job.recipe.precision, here.device)
@@ -87,10 +87,15 @@ def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Spe
     batch = chunk * min(CHUNKS, recipe.batch_size // chunk)
     recipe = recipe.override([f"precision={precision}", f"batch_size={batch}"])
     images = open_source(job.data, "train", job.root)
+    trainer = Trainer(replace(job, recipe=recipe, chunk=chunk), machine, folder, here, images, images, console)
+    trainer.model.train()
+    return trainer
+
+
+def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Speed:
+    """Time a recipe's loader and network on its training images, each for so many seconds. Nothing is written."""
     with TemporaryDirectory() as folder:
-        job = replace(job, recipe=recipe, chunk=chunk)
-        trainer = Trainer(job, machine, Path(folder), here, images, images, console)
-        trainer.model.train()
+        trainer = ready(job, machine, Path(folder), console)
         feed = trainer.feed
         console.print("Timing the loader")
         loader, last = _loading(feed, machine.workers, seconds)
