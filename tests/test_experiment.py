@@ -189,6 +189,9 @@ def test_another_recipe_is_timed_anew(done: Done) -> None:
     try:
         (pair,) = done.plan.pairs
         assert done.folder.pace(pair) is None
+        (done.root / "tiny.yaml").write_text(RECIPE.replace("cost: seconds", "cost: less"))
+        (pair,) = done.plan.pairs
+        assert done.folder.pace(pair) == done.pace
     finally:
         (done.root / "tiny.yaml").write_text(RECIPE)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flopping.bench.machine import Machine, this_machine
-from flopping.experiments.pace import Pace
+from flopping.experiments.pace import Pace, timed
 from flopping.experiments.plan import Arm, Pair, Plan, Run, scaled
 from flopping.training.job import Job
 from flopping.training.journal import read_log
@@ -116,7 +116,7 @@ class Folder:
     def pace(self, pair: Pair) -> Pace | None:
         """How fast the networks of a pair train, if it was measured; with another recipe it was not."""
         found = self.settings.paces.get(pair.name)
-        return found if found is not None and found.recipe == pair.content.to_yaml() else None
+        return found if found is not None and found.recipe == timed(pair) else None
 
     def keep_pace(self, pair: Pair, pace: Pace) -> None:
         self.settings = replace(self.settings, paces={**self.settings.paces, pair.name: pace})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +14,7 @@ from rich.console import Console
 from flopping.bench.timing import interleave
 from flopping.experiments.plan import Arm, Pair
 from flopping.training.job import Job, Machine
+from flopping.training.recipe import About
 from flopping.training.speed import WARM, endless, ready
 from flopping.training.trainer import Trainer
 
@@ -36,7 +37,7 @@ class Pace:
     rounds: int
     threads: int
     recipe: str
-    """What was timed."""
+    """What was timed, without its header."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Pace:
@@ -75,9 +76,12 @@ def measure(pair: Pair, data: str, machine: Machine, enough: Callable[[int], boo
     gain = ordinary.interval_over(equivariant)
     images = STEPS * trainers[Arm.ORDINARY.value].order.batch_size
     threads, rounds = torch.get_num_threads(), len(ordinary.seconds)
-    return Pace(
-        images / ordinary.median, gain.value, gain.low, gain.high, rounds, threads, recipe=pair.content.to_yaml()
-    )
+    return Pace(images / ordinary.median, gain.value, gain.low, gain.high, rounds, threads, recipe=timed(pair))
+
+
+def timed(pair: Pair) -> str:
+    """All of a pair's recipe but its header, which changes nothing about how fast it is."""
+    return replace(pair.content, about=About()).to_yaml()
 
 
 def _steps(trainer: Trainer) -> Callable[[], float]:
