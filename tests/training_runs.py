@@ -97,7 +97,7 @@ def recipe_file(path: Path, family: str, **fields: Any) -> Path:
 
 def command(recipe: Path, data: Path, run: Path, model: str, *more: str) -> list[str]:
     """A run on one core that does everything often: it logs every step, and works on two chunks of a batch."""
-    options = ["--model", model, "--data", str(data), "-o", str(run), "--device", "cpu", "--log-steps", "1"]
+    options = ["--model", model, "--data", str(data), "-o", str(run), "--device", "cpu", "--log-steps", "1", "--json"]
     return ["train", str(recipe), *options, *([] if "--compile" in more else ["--no-compile"]), *more]
 
 

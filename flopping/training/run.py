@@ -16,7 +16,7 @@ from flopping.training.curves import CURVES, draw_run
 from flopping.training.evaluate import Accuracy
 from flopping.training.images import Images
 from flopping.training.job import RUN, Job, Machine
-from flopping.training.journal import read_log
+from flopping.training.journal import read_log, warn
 from flopping.training.precision import usable_precision
 from flopping.training.processes import AgreedError, World, world
 from flopping.training.run_folder import is_free, reserved
@@ -79,7 +79,7 @@ def _trainer(job: Job, machine: Machine, folder: Path, here: World, console: Con
         require_same_classes(train, test, job.data)
     _require_one_view(here, train, test)
     for note in filter(None, (train.note, test.note) if here.is_main else ()):
-        console.print(escape(note), highlight=False, soft_wrap=True)
+        warn(console, escape(note))
     return Trainer(job, machine, folder, here, train, test, console)
 
 
@@ -126,7 +126,7 @@ def _with_precision(job: Job, here: World, console: Console) -> Job:
     """The job in the arithmetic that the machine has."""
     precision, why = usable_precision(job.recipe.precision, here.device)
     if why and here.is_main:
-        console.print(why, highlight=False)
+        warn(console, why)
     return replace(job, recipe=job.recipe.override([f"precision={precision}"]))
 
 
@@ -169,8 +169,7 @@ def _newest(folder: Path, here: World, console: Console) -> Checkpoint | None:
             step = None if newest is None else newest.step
             instead = "the run starts from the beginning" if step is None else f"the one of step {step} is used"
             for problem in problems:
-                text = f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}"
-                console.print(text, highlight=False, soft_wrap=True)
+                warn(console, f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}")
             if step is None and not problems:
                 console.print("No checkpoint was written yet: the run starts from the beginning.")
     step = here.every(step)[0]

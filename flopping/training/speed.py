@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from flopping.training.job import Job, Machine
+from flopping.training.journal import warn
 from flopping.training.loader import Batch, Feed, Timed, cores
 from flopping.training.precision import usable_precision
 from flopping.training.processes import World, chosen_device
@@ -81,7 +82,7 @@ def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Spe
     here = World(chosen_device(machine.device))
     precision, why = usable_precision(job.recipe.precision, here.device)
     if why:
-        console.print(why, highlight=False)
+        warn(console, why)
     recipe = job.recipe
     chunk = job.chunk or default_chunk(recipe.batch_size, 1, CHUNK[here.device.type], recipe.mixes)
     batch = chunk * min(CHUNKS, recipe.batch_size // chunk)

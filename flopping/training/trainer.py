@@ -328,7 +328,7 @@ class Trainer:
         ]
         for source, indices, kind, meanwhile in found:
             if indices:
-                self.journal.say(
+                self.journal.warn(
                     f"[yellow]{len(indices)} {kind} images could not be read[/yellow], {meanwhile}:"
                     f" {escape(_names(source, indices))}. Replace them by good ones before the next run."
                 )
