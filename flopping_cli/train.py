@@ -208,7 +208,7 @@ def evaluate(
     from rich.progress import Progress
 
     from flopping.training.loader import default_workers
-    from flopping.training.stops import UnreadableError
+    from flopping.training.stops import StoppedError
     from flopping.training.trained import tested
 
     with refusals():
@@ -224,7 +224,7 @@ def evaluate(
                     average=average,
                     progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )
-        except UnreadableError as error:
+        except StoppedError as error:
             print(f"Nothing was tested: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
     result = found.accuracy
@@ -233,8 +233,8 @@ def evaluate(
     else:
         show_accuracy(f"{found.model} ({found.folder})", result)
     if found.unreadable:
-        shown = ", ".join(found.unreadable[:10])
-        more = f" and {len(found.unreadable) - 10} more" if len(found.unreadable) > 10 else ""
-        count = len(found.unreadable)
-        print(f"{count} images could not be read and were left out: {shown}{more}. Replace them", file=sys.stderr)
+        from flopping.wording import some
+
+        count, shown = len(found.unreadable), some(found.unreadable)
+        print(f"{count} images could not be read and were left out: {shown}. Replace them", file=sys.stderr)
         raise typer.Exit(1)

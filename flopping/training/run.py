@@ -6,6 +6,7 @@ import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +26,8 @@ from flopping.training.trainer import Trainer
 
 CHUNK = {"cpu": 64, "cuda": 256}
 """Images that go through a network together, if nobody says otherwise."""
+IDLE = 1.1
+"""So many times its even share of a batch a process may have, where chunks can't be shared evenly."""
 
 
 def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume: bool = False) -> Accuracy:
@@ -140,23 +143,23 @@ def _with_chunk(job: Job, here: World) -> Job:
 
 
 def default_chunk(batch_size: int, processes: int, most: int, even: bool) -> int:
-    """The largest chunk that cuts every process's share of a batch evenly.
+    """The largest chunk that cuts every process's share of a batch evenly, or leaves processes little idle.
 
-    >>> default_chunk(2048, 3, 64, even=True)
+    >>> [default_chunk(2048, processes, 64, even=True) for processes in (1, 3, 64)], default_chunk(50, 2, 64, False)
+    ([64, 64, 32], 25)
+    >>> default_chunk(25, 1, 64, even=True)
     Traceback (most recent call last):
     ...
-    ValueError: a batch of 2048 images can't be shared evenly by 3 processes
-    >>> default_chunk(2048, 1, 64, even=True), default_chunk(50, 2, 64, even=False)
-    (64, 25)
+    ValueError: a batch of 25 images can't be cut into pairs, which mixup and CutMix mix
     """
-    share, rest = divmod(batch_size, processes)
-    found = [n for n in range(1, min(share, most) + 1) if share % n == 0 and not (even and n % 2)]
-    if rest or not found:
-        raise ValueError(
-            f"a batch of {batch_size} images can't be shared evenly by {processes} processes"
-            + (" in pairs, as mixup and CutMix need" if not rest else "")
-        )
-    return found[-1]
+    found = [n for n in range(1, min(batch_size, most) + 1) if batch_size % n == 0 and not (even and n % 2)]
+    if not found:
+        raise ValueError(f"a batch of {batch_size} images can't be cut into pairs, which mixup and CutMix mix")
+    images = {n: n * ceil(batch_size / n / processes) for n in found}  # of the process that has most of them
+    least = min(images.values())
+    if least * processes > batch_size:  # none is even, and the smallest chunks, which come closest, are slow
+        least = max(least, IDLE * batch_size / processes)
+    return max(n for n in found if images[n] <= least)
 
 
 def _newest(folder: Path, here: World, console: Console) -> Checkpoint | None:

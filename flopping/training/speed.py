@@ -15,7 +15,7 @@ from rich.console import Console
 
 from flopping.training.job import Job, Machine
 from flopping.training.journal import warn
-from flopping.training.loader import Batch, Feed, Timed, cores
+from flopping.training.loader import Batch, Feed, Timed, cores, lost_workers
 from flopping.training.precision import usable_precision
 from flopping.training.processes import World, chosen_device
 from flopping.training.run import CHUNK, default_chunk
@@ -88,7 +88,7 @@ def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Spe
     batch = chunk * min(CHUNKS, recipe.batch_size // chunk)
     recipe = recipe.override([f"precision={precision}", f"batch_size={batch}"])
     images = open_source(job.data, "train", job.root)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, lost_workers(machine.workers):
         job = replace(job, recipe=recipe, chunk=chunk)
         trainer = Trainer(job, machine, Path(folder), here, images, images, console)
         trainer.model.train()

@@ -19,7 +19,7 @@ from flopping.checkpoints.files import read_weights
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, read_manifest
 from flopping.training.evaluate import Accuracy, accuracy
 from flopping.training.feeds import eval_batches
-from flopping.training.loader import FILLER, Batch, Normalisation, Preparation, eval_transform
+from flopping.training.loader import FILLER, Batch, Normalisation, Preparation, eval_transform, lost_workers
 from flopping.training.processes import World, chosen_device
 from flopping.training.sources import open_source
 
@@ -114,7 +114,8 @@ def tested(
 
     batches = eval_batches(source, preparation, batch_size, workers, here)
     named = (Batch(batch.images, labels[batch.labels], batch.unreadable) for batch in batches)
-    found = accuracy(model, named, here, nullcontext, dtype=torch.float32, mirror=mirror, each=note)
+    with lost_workers(workers):
+        found = accuracy(model, named, here, nullcontext, dtype=torch.float32, mirror=mirror, each=note)
     return Tested(folder, config["architecture"], found, [source.where(index) for index in sorted(unreadable)])
 
 
