@@ -156,7 +156,7 @@ def default_chunk(batch_size: int, processes: int, most: int, even: bool) -> int
     if not found:
         raise ValueError(f"a batch of {batch_size} images can't be cut into pairs, which mixup and CutMix mix")
     images = {n: n * ceil(batch_size / n / processes) for n in found}  # of the process that has most of them
-    least = min(images.values())
+    least: float = min(images.values())
     if least * processes > batch_size:  # none is even, and the smallest chunks, which come closest, are slow
         least = max(least, IDLE * batch_size / processes)
     return max(n for n in found if images[n] <= least)
