@@ -61,8 +61,18 @@ class Outcome:
         return int((self.seen != self.mirrored).sum())
 
 
-def demo(console: Console, folder: Path, changes: tuple[str, ...] = (), compiled: bool | None = None) -> Path | None:
-    """Train both networks, show them the mirrored test images, and say in plain words what the reader sees."""
+def demo(
+    console: Console,
+    folder: Path,
+    changes: tuple[str, ...] = (),
+    compiled: bool | None = None,
+    progress: Console | None = None,
+) -> Path | None:
+    """Train both networks, show them the mirrored test images, and say in plain words what the reader sees.
+
+    What the training says meanwhile goes to `progress`, if it is another console.
+    """
+    progress = progress or console
     recipe = load(RECIPE).override(changes)
     if compiled is None:
         compiled = has_compiler()
@@ -77,8 +87,8 @@ def demo(console: Console, folder: Path, changes: tuple[str, ...] = (), compiled
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a network gains nothing from more, and suffers where others need them
     for name, model in NETWORKS.items():
-        console.print(f"\n[bold]{name}[/bold]")
-        train(Job(recipe, model, EMBEDDED), Machine(compile=compiled, workers=1), folder / name, console, resume=True)
+        progress.print(f"\n[bold]{name}[/bold]")
+        train(Job(recipe, model, EMBEDDED), Machine(compile=compiled, workers=1), folder / name, progress, resume=True)
         outcomes.append(_outcome(name, recipe, folder / name))
     torch.set_num_threads(threads)
     images = fashion_mnist("test")

@@ -21,7 +21,7 @@ from flopping_cli import (
     train,
     verify,
 )
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals
 
 __all__ = [
     "app",
@@ -49,7 +49,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Vision networks that know a mirrored image shows the same thing, and do half the arithmetic."""
 
@@ -59,6 +61,7 @@ def demo(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="A folder for the two runs and the picture; what is there is kept.")
     ] = Path("flopping-demo"),
+    quiet: Quiet = False,
 ) -> None:
     """Train a small vision transformer and its equivariant twin, then show both of them mirrored images (minutes).
 
@@ -66,6 +69,5 @@ def demo(
     """
     from flopping.demo import demo as run
 
-    console = Console()
-    with refusals(), train.run_ends(console, output):
-        run(console, output)
+    with refusals(), train.run_ends(Console(stderr=True), output):
+        run(Console(), output, progress=progress_console(quiet))

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flopping_cli.common import app, refusals
-from flopping_cli.report import Format, print_rows
+from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.report import Format, chosen_format, print_rows
 
 if TYPE_CHECKING:
     from flopping.bench.records import Record
@@ -69,6 +69,7 @@ def bench(
     ] = None,
     form: Annotated[Format | None, typer.Option("--format", help="What to print; a table by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure throughput or latency, and peak memory, of networks beside their ordinary twins.
 
@@ -86,9 +87,7 @@ def bench(
     with refusals():
         if os.name != "posix":
             raise ValueError("flopping bench needs Linux or macOS: it starts and ends processes as these do")
-        if json and form not in (None, Format.jsonl):
-            raise ValueError(f"--json is --format jsonl, got --format {form.value} too")
-        form = Format.jsonl if json else form or Format.table
+        form = chosen_format(form, json) or Format.table
         names = _names(models, paper, goals)
         if latency and (train or batch not in (None, 1)):
             got = "--train" if train else f"--batch {batch}"
@@ -135,7 +134,7 @@ def bench(
             typer.echo(to_line(record))
 
     interrupted = False
-    with _bar() as progress:
+    with _bar(quiet) as progress:
         session = Session(
             protocol, keep, command=_command(), budget=budget and 60 * budget, cache=cache, device=on, progress=progress
         )
@@ -192,7 +191,7 @@ def _command() -> str:
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[str, float], object]]:
+def _bar(quiet: bool) -> Iterator[Callable[[str, float], object]]:
     """A bar on standard error: share of the time, what is being done, minutes left."""
     columns = (
         BarColumn(),
@@ -203,7 +202,7 @@ def _bar() -> Iterator[Callable[[str, float], object]]:
     from flopping.bench.pace import minutes
 
     start = monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task("", total=1.0, left="")
 
         def progress(text: str, left: float) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals
 
 
 @app.command()
@@ -20,6 +20,7 @@ def bench_layers(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Time equivariant layers against ordinary ones, interleaved in one run, in float32.
 
@@ -33,7 +34,7 @@ def bench_layers(
     from flopping.groups import get_group
 
     torch.set_num_threads(threads)
-    with refusals(), Progress(console=Console(stderr=True), transient=True) as bar:
+    with refusals(), Progress(console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task("eager, then compiled", total=2 * repeats)
         results = [*run(width, get_group(group), repeats=repeats, progress=lambda: bar.advance(task)), bench_building()]
     columns = "name", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", ""

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals
 from flopping_cli.train import (
     Changes,
     Chunk,
@@ -38,6 +38,7 @@ def bench_loader(
     compile: Compile = True,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long each of the three is timed.")] = 10.0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Time how fast images are read and augmented, how fast a network trains, and both together.
 
@@ -53,7 +54,7 @@ def bench_loader(
         job = asked_job(recipe, changes, data, model, root, chunk)
         machine = Machine(device, default_workers() if workers is None else workers, compile)
         try:
-            found = measure(job, machine, Console(stderr=True, quiet=json), seconds)
+            found = measure(job, machine, progress_console(quiet), seconds)
         except StoppedError as stop:
             say_stopped(Console(stderr=True), str(stop))
             raise typer.Exit(1) from stop

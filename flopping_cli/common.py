@@ -35,6 +35,13 @@ def progress_console(quiet: bool) -> Console:
 
 
 @contextmanager
+def working(what: str, quiet: bool) -> Iterator[None]:
+    """A sign of life while something is done whose steps nobody counts; the first thing may be to import torch."""
+    with progress_console(quiet).status(what):
+        yield
+
+
+@contextmanager
 def refusals() -> Iterator[None]:
     """What the library refuses is a usage error: a message and exit code 2, no traceback."""
     try:

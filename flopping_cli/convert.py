@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json as json_module
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, refusals, working
 
 convert = typer.Typer(no_args_is_help=True, help="Rewrite checkpoints from elsewhere, so that timm loads them by name.")
 app.add_typer(convert, name="convert")
@@ -33,14 +34,16 @@ def convert_reference(
         HandOff | None, typer.Option(help="What happens before ordinary blocks that follow equivariant ones.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Rewrite a checkpoint of the paper's reference code, and show the line of Python that loads it.
 
     Example: flopping convert reference vit_s.pth -o vit_s.safetensors
     """
-    from flopping.checkpoints import convert_reference as run
+    with refusals(), working("Converting", quiet):
+        from flopping.checkpoints import convert_reference as run
 
-    with refusals():
         made = run(
             source,
             out,
@@ -49,6 +52,10 @@ def convert_reference(
             handoff=None if handoff is None else handoff.value,
             overwrite=force,
         )
+    if json:
+        found = {"file": str(out), "paper": made.paper, "model": made.name, "arguments": made.args, "line": made.line}
+        typer.echo(json_module.dumps(found))
+        return
     paper = "" if made.paper is None else f"{made.paper}, "
     arguments = f" with {made.arguments}" if made.args else ""
     typer.echo(f"{paper}registered as {made.name}{arguments}.")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, refusals, working
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,12 +46,13 @@ def count(
     batch: Annotated[int, typer.Option(min=1, help="Images that share the work on weights.")] = 1,
     img_size: Annotated[int | None, typer.Option(min=1, help="Size of the image, by default the network's.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per layer, the whole network last.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show the multiply-adds and FLOPs of every layer, for one image; beside E(X), those of X.
 
     Examples: flopping count "E(ViT-S)"; flopping count "E(ViT-S)" --train --batch 64; flopping count my_net.py:build
     """
-    with refusals():
+    with refusals(), working("Counting", quiet):
         model, counted, shape = _count(target, img_size, batch, train)
         ordinary = _ordinary_name(target)
         beside = None if ordinary is None else _count(ordinary, img_size, batch, train)[1]

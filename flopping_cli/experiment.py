@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_module
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals
 from flopping_cli.train import INTERRUPTED, Compile, Device, Workers, say_stopped
 
 
@@ -26,6 +27,10 @@ def experiment(
     compile: Compile = True,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 1,
     only_report: Annotated[bool, typer.Option("--only-report", help="Train nothing, write the report anew.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Where the report is, and how many runs it has, as JSON.")
+    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train ordinary networks and their twins, with several seeds, and report what came out.
 
@@ -44,7 +49,7 @@ def experiment(
     from flopping.training.processes import chosen_device
     from flopping.training.stops import InterruptedRunError, StoppedError
 
-    console = Console(stderr=True)
+    console, progress = Console(stderr=True), progress_console(quiet)
     options = [] if device == "auto" else ["--device", device]
     options += [] if workers is None else ["--workers", str(workers)]
     options += [] if compile else ["--no-compile"]
@@ -53,26 +58,29 @@ def experiment(
     words += [] if jobs == 1 else ["--jobs", str(jobs)]
     command = shlex.join([*words, *options])
 
-    def say(text: str) -> None:
-        console.print(escape(text), highlight=False, soft_wrap=True)
+    def say(text: str, always: bool = False) -> None:
+        (console if always else progress).print(escape(text), highlight=False, soft_wrap=True)
 
     with refusals():
         require_matplotlib()
         if report.suffix != ".md":
             raise ValueError(f"the report is a page of Markdown: --report ends in .md, got {str(report)!r}")
         folder = Folder(output, load(name), data, scale)
+        options += ["--quiet"] if quiet else []
         machine = Machine(str(chosen_device(device)), default_workers() if workers is None else workers, compile)
         runner = Runner(folder, options, machine, say, lambda: write(folder, report, command), jobs)
         try:
             if not only_report:
                 runner.run()
         except InterruptedRunError as stop:
-            say(str(stop))
+            say(str(stop), always=True)
             raise typer.Exit(INTERRUPTED) from stop
         except StoppedError as stop:
             say_stopped(console, str(stop))
             raise typer.Exit(1) from stop
         write(folder, report, command)
-        if not folder.all_finished():
+        finished = len(folder.all_finished())
+        if not finished:
             raise ValueError(f"nothing has finished in {str(output)!r} yet: there is nothing to report")
-    typer.echo(f"The report is {report}")
+    found = {"report": str(report), "finished": finished, "runs": len(folder.plan.runs)}
+    typer.echo(json_module.dumps(found) if json else f"The report is {report}")

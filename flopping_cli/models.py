@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals
 
 WIDTH = 130
 """Columns that the table needs."""
@@ -22,6 +22,7 @@ def models(
         str, typer.Argument(help='Which ones: a registered name or one of the paper, with wildcards ("E(*)").')
     ] = "*",
     json: Annotated[bool, typer.Option("--json", help="One JSON object per network.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """List all networks: the paper's name, the registered name, parameters, FLOPs, and whether the paper's are met.
 
@@ -36,7 +37,7 @@ def models(
     with refusals():
         if not chosen:
             raise ValueError(f"no network fits {pattern!r}{closest(pattern)}")
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task("counting", total=len(chosen))
         found = list(rows(pattern, lambda: bar.advance(task)))
     marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}

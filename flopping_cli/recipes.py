@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, refusals, working
 
 if TYPE_CHECKING:
     from flopping.training.recipe import Recipe
@@ -29,13 +29,15 @@ def recipes(
     ] = None,
     fields: Annotated[bool, typer.Option("--fields", help="What fields a recipe has, and what they mean.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per recipe, or per field.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """List the recipes for training, or show one as YAML, checked and with fields changed.
 
     Examples: flopping recipes; flopping recipes deit3_base; flopping recipes mine.yaml lr=1e-3 epochs=100;
     flopping recipes --fields
     """
-    from flopping.training.recipe import documentation, load, names, text_of
+    with working("Reading recipes", quiet):
+        from flopping.training.recipe import documentation, load, names, text_of
 
     with refusals():
         if fields:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import json as json_module
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals, working
 
 if TYPE_CHECKING:
     from flopping.bench.records import Record
@@ -36,23 +36,34 @@ def report(
         Format | None, typer.Option("--format", help="What is printed where there is no -o; a table by default.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files in DIR that aren't of a report.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show saved measurements beside the paper's: as a table, or as a page with figures.
 
     Examples: flopping report bench.jsonl; flopping report *.jsonl -o report; flopping report a.jsonl --format latex
     """
-    from flopping.bench.records import read
-
     with refusals():
+        form = chosen_format(form, json)
         if out is not None and form is not None:
             raise ValueError(f"--format {form.value} is printed and -o {out} writes all formats: choose one of them")
         if out is None and force:
             raise ValueError("--force is for the folder that -o names")
-        records = [record for path in files for record in read(path)]
+        with working("Reading", quiet):
+            from flopping.bench.records import read
+
+            records = [record for path in files for record in read(path)]
         if out is None:
             print_rows(records, form or Format.table)
         else:
-            _build(records, out, force)
+            _build(records, out, force, quiet)
+
+
+def chosen_format(form: Format | None, json: bool) -> Format | None:
+    """The format that two options ask for."""
+    if json and form not in (None, Format.jsonl):
+        raise ValueError(f"--json is --format jsonl, got --format {form.value} too")
+    return Format.jsonl if json else form
 
 
 def print_rows(records: list[Record], form: Format) -> None:
@@ -65,13 +76,13 @@ def print_rows(records: list[Record], form: Format) -> None:
         tables.show(rows, Console())
     elif form is Format.jsonl:
         for row in rows:
-            typer.echo(json.dumps(figures_of(row), allow_nan=False))
+            typer.echo(json_module.dumps(figures_of(row), allow_nan=False))
     else:
         write = tables.markdown if form is Format.markdown else tables.latex
         typer.echo(write(rows), nl=False)
 
 
-def _build(records: list[Record], out: Path, force: bool) -> None:
+def _build(records: list[Record], out: Path, force: bool, quiet: bool) -> None:
     from rich.progress import Progress
 
     from flopping.bench.drawing import require_matplotlib
@@ -81,7 +92,7 @@ def _build(records: list[Record], out: Path, force: bool) -> None:
 
     require_matplotlib()
     require_folder(out, force)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task("counting the paper's networks", total=len(results()))
         costs = paper_costs(lambda: bar.advance(task))
     write(out, build(records, costs), force)

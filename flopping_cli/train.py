@@ -14,16 +14,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from flopping_cli.common import app, give_way, is_first, refusals
+from flopping_cli.common import Quiet, app, give_way, is_first, progress_console, refusals
 
 if TYPE_CHECKING:
+    from flopping.training.evaluate import Accuracy
     from flopping.training.job import Job
 
 INTERRUPTED = 3
 """The exit code of a run that was asked to stop, and has saved all it knows."""
 KILLED = 128 + signal.SIGINT
 """The exit code of a run that was asked twice, and has ended where it was."""
-"""How a disk that is full answers, or a limit on its use."""
 
 Data = Annotated[
     str,
@@ -98,6 +98,8 @@ def train(
     unreadable_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Stop when a larger share of the images can't be read.")
     ] = 0.01,
+    json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a network by a recipe. Under torchrun, on all processes that it starts.
 
@@ -129,9 +131,21 @@ def train(
             unreadable_share=unreadable_share,
         )
         with run_ends(console, output):
-            result = run(job, machine, output, console, resume=resume)
-    if is_first():
+            result = run(job, machine, output, progress_console(quiet), resume=resume)
+    if not is_first():
+        return
+    if json:
         typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
+    else:
+        show_accuracy(f"{job.model} ({output})", result)
+
+
+def show_accuracy(what: str, found: Accuracy) -> None:
+    """A result in words."""
+    typer.echo(f"{what} on {found.images} test images:")
+    typer.echo(f"  top-1 {found.top1:.2f} %, top-5 {found.top5:.2f} %")
+    if found.mirrored_top1 is not None:
+        typer.echo(f"  mirrored: top-1 {found.mirrored_top1:.2f} %; {found.changed} images get another class")
 
 
 @contextmanager
@@ -185,13 +199,16 @@ def evaluate(
     device: Device = "auto",
     workers: Workers = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Test a trained network: accuracy on the test images, and on their mirror images.
 
     Examples: flopping eval runs/e-vit-b --data imagenet/; flopping eval runs/e-vit-b/last --data imagenet/ --json
     """
+    from rich.progress import Progress
+
     from flopping.training.loader import default_workers
-    from flopping.training.stops import UnreadableError
+    from flopping.training.stops import StoppedError
     from flopping.training.trained import tested
 
     with refusals():
@@ -199,21 +216,25 @@ def evaluate(
             raise ValueError("--data says where the images are: a folder with val/ in it, or fashion-mnist")
         workers = default_workers() if workers is None else workers
         try:
-            found = tested(Path(target), data, root, device, workers, batch, mirror=mirror, average=average)
-        except UnreadableError as error:
+            with Progress(console=progress_console(quiet), transient=True) as bar:
+                task = bar.add_task("testing", total=None)
+                found = tested(
+                    *(Path(target), data, root, device, workers, batch),
+                    mirror=mirror,
+                    average=average,
+                    progress=lambda done, total: bar.update(task, completed=done, total=total),
+                )
+        except StoppedError as error:
             print(f"Nothing was tested: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
     result = found.accuracy
     if json:
         typer.echo(json_module.dumps({"checkpoint": str(found.folder), "model": found.model, **result.as_dict()}))
     else:
-        typer.echo(f"{found.model} ({found.folder}) on {result.images} test images:")
-        typer.echo(f"  top-1 {result.top1:.2f} %, top-5 {result.top5:.2f} %")
-        if result.mirrored_top1 is not None:
-            typer.echo(f"  mirrored: top-1 {result.mirrored_top1:.2f} %; {result.changed} images get another class")
+        show_accuracy(f"{found.model} ({found.folder})", result)
     if found.unreadable:
-        shown = ", ".join(found.unreadable[:10])
-        more = f" and {len(found.unreadable) - 10} more" if len(found.unreadable) > 10 else ""
-        count = len(found.unreadable)
-        print(f"{count} images could not be read and were left out: {shown}{more}. Replace them", file=sys.stderr)
+        from flopping.wording import some
+
+        count, shown = len(found.unreadable), some(found.unreadable)
+        print(f"{count} images could not be read and were left out: {shown}. Replace them", file=sys.stderr)
         raise typer.Exit(1)

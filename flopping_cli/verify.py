@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import app, refusals
+from flopping_cli.common import Quiet, app, refusals, working
 
 if TYPE_CHECKING:
     from flopping.groups import Group
@@ -45,21 +45,22 @@ def verify(
     as_is: Annotated[bool, typer.Option("--as-is", help="Keep the weights; else all get random values.")] = False,
     depth: Annotated[int | None, typer.Option(help="Show layers nested this deep, by default 2.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per layer.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show the equivariance error of every layer, and name the first that breaks. Exit code 1 if one does.
 
     Examples: flopping verify layers; flopping verify Attention --group octic; flopping verify my_net.py:build
     """
-    import torch
+    with refusals(), working("Checking", quiet):
+        import torch
 
-    from flopping.groups import flop, get_group
-    from flopping.targets import example_input, load, try_size
-    from flopping.testing import group_of, randomize_
-    from flopping.verify import first_break, layer_names, verify_layers
-    from flopping.verify import verify as run
+        from flopping.groups import flop, get_group
+        from flopping.targets import example_input, load, try_size
+        from flopping.testing import group_of, randomize_
+        from flopping.verify import first_break, layer_names, verify_layers
+        from flopping.verify import verify as run
 
-    precision = getattr(torch, dtype.value)
-    with refusals():
+        precision = getattr(torch, dtype.value)
         chosen = None if group is None else get_group(group)
         if target == "layers" or target in layer_names():
             if img_size is not None or as_is or depth is not None:
@@ -74,7 +75,8 @@ def verify(
     checked = chosen
     if model is not None:
         checked = chosen or group_of(model) or flop
-        rows = run(model if as_is else randomize_(model), x, group=chosen, tol=tol)
+        with working("Checking", quiet):
+            rows = run(model if as_is else randomize_(model), x, group=chosen, tol=tol)
         if all(row.passed is None for row in rows):
             typer.echo("Nothing to check: no layer claims to follow a group.", err=True)
             raise typer.Exit(2)

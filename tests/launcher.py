@@ -1,7 +1,7 @@
 """A process that starts `flopping` as often as it is told: torch is imported once, and every command is a fork of it.
 
-Orders come as lines of JSON with a function of `training_runs`; the answers are the process's number and, once it has
-ended, its exit code.
+Orders come as lines of JSON with a function of `training_runs`; the answers are the process's number, `stopped` when it
+is, and, once it has ended, its exit code.
 """
 
 import atexit
@@ -14,6 +14,8 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Thread
+from time import process_time, sleep
 from typing import Any, NoReturn
 
 PATIENCE = 300
@@ -37,6 +39,27 @@ def strike(event: str, part: str, count: int, number: int = signal.SIGKILL) -> N
     sys.addaudithook(watch)
 
 
+def strike_within_a_step(part: float) -> None:
+    """Kill this process when, after its second checkpoint, another such part of a step with its checkpoint has passed.
+
+    Time is what the processor spent on this process: on a machine with much else to do, it is the same moment.
+    """
+    before: list[float] = []
+
+    def watch(name: str, args: tuple[Any, ...]) -> None:
+        if name == "os.rename" and "/.new-step-" in str(args[0]) and len(before) < 2:
+            before.append(process_time())
+            if len(before) == 2:
+                Thread(target=end_at, args=(before[1] + part * (before[1] - before[0]),), daemon=True).start()
+
+    def end_at(moment: float) -> None:
+        while process_time() < moment:
+            sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
 def become(order: dict[str, Any]) -> None:
     """Make this process one that a shell might have started."""
     os.setsid()
@@ -53,6 +76,8 @@ def become(order: dict[str, Any]) -> None:
         sys.modules["matplotlib"] = None  # type: ignore[assignment]
     for moment in order["strikes"]:
         strike(*moment)
+    if order["part"] is not None:
+        strike_within_a_step(order["part"])
 
 
 def end(function: Callable[..., object], arguments: list[Any]) -> NoReturn:
@@ -89,7 +114,9 @@ def main() -> None:
             become(order)
             end(getattr(training_runs, order["function"]), order["arguments"])
         print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        while os.WIFSTOPPED(status := os.waitpid(child, os.WUNTRACED)[1]):
+            print("stopped", flush=True)
+        print(os.waitstatus_to_exitcode(status), flush=True)
     os._exit(0)
 
 

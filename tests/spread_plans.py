@@ -18,6 +18,11 @@ STAGES: Fields = {"model": "convnext_flop_test", "model_args": {"depths": [1, 1]
 SLOWER: Fields = {"lr": 0.003, "warmup_lr": 0.001}
 CASES: dict[str, tuple[str, Fields]] = {"vit": ("ViT", {}), "convnext": ("ConvNeXt", STAGES | SLOWER)}
 RESUMED = [("vit", "copied"), ("vit", "sharded"), ("convnext", "sharded")]
+UNEVEN: dict[str, tuple[str, Fields, str, str]] = {
+    "three chunks": ("ViT", {"batch_size": 9, "mixup": 0.0, "cutmix": 0.0}, "3", "sharded"),
+    "one chunk": ("ViT", {}, "8", "copied"),
+}
+"""Batches that two processes can't share evenly: what the recipe has of its own, the chunk, and the way."""
 
 MORE: dict[str, tuple[str, Fields]] = {
     "invariant": ("ViT", {"model": "deit3_flop_invariant_test_patch16_64", "model_args": {"embed_dim": 32}}),
@@ -49,6 +54,13 @@ def everyday(room: Room) -> None:
         shutil.copytree(room.path / case / "alone", run, symlinks=True)
         forget_last(run)
         room.both(f"{case} resumed {way}", case, "data", run, "--resume", *WAYS[way])
+    for case, (family, fields, chunk, way) in UNEVEN.items():
+        room.recipe(case, family, **fields)
+        room.alone(case, f"{case}/alone", "--chunk", chunk)
+        run = room.path / case / "then-both"
+        shutil.copytree(room.path / case / "alone", run, symlinks=True)
+        forget_last(run)
+        room.both(case, case, "data", run, "--resume", *WAYS[way], "--chunk", chunk)
     for check in CHECKS:
         room.plan[check] = [check]
     _ends(room)
@@ -94,4 +106,4 @@ def _ends(room: Room) -> None:
     room.both("views differ", "plain", "other{rank}", "views")
     room.alone("plain", "output0")
     room.both("runs differ", "plain", "data", "output{rank}", "--resume")
-    room.both("uneven", "plain", "data", "uneven", "--chunk", "8")
+    room.both("odd chunk", "plain", "data", "odd", "--chunk", "1")

@@ -19,8 +19,11 @@ SMALL = ("epochs=1", "warmup_epochs=0", "batch_size=500", "model_args.embed_dim=
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The real demo, with small networks that are not compiled."""
     folder = tmp_path_factory.mktemp("demo")
-    out = io.StringIO()
-    demo(Console(file=out, width=150), folder, SMALL, compiled=False)
+    out, progress = io.StringIO(), io.StringIO()
+    demo(Console(file=out, width=150), folder, SMALL, compiled=False, progress=Console(file=progress, width=150))
+    for console, has in ((out, False), (progress, True)):
+        assert ("epoch   1 of 1" in console.getvalue()) == has
+        assert ("What you see." in console.getvalue()) != has
     return out.getvalue(), folder
 
 

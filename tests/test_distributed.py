@@ -50,6 +50,16 @@ def test_a_run_of_one_process_goes_on_with_two(session: Session, case: str, way:
     assert_same_run(session.path / case / f"alone-then-{way}", session.path / case / "alone")
 
 
+@pytest.mark.parametrize(("case", "turns"), [("three chunks", 4), ("one chunk", 2)])
+def test_more_processes_than_chunks_to_share(session: Session, case: str, turns: int) -> None:
+    """A process without a chunk of its own joins in, and counts for nothing."""
+    results = session.of(case)
+    assert [result["code"] for result in results] == [0, 0]
+    assert f"Resumed after step {STEPS - 1}" in results[0]["stderr"]
+    assert f"over 2 processes, unevenly: 1 of {turns} turns are idle" in results[0]["stderr"]
+    assert_same_run(session.path / case / "then-both", session.path / case / "alone")
+
+
 @pytest.mark.parametrize(("case", "way"), RESUMED)
 def test_a_run_of_two_processes_goes_on_with_one(session: Session, case: str, way: str, tmp_path: Path) -> None:
     run = tmp_path / "run"

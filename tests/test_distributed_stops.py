@@ -65,8 +65,8 @@ def test_processes_that_see_different_files_are_refused(session: Session) -> Non
 
 
 def test_a_refused_run_leaves_no_folder(session: Session) -> None:
-    assert "1 chunks, which 2 processes can't share evenly" in said(session, "uneven", 2)
-    assert not (session.path / "uneven").exists()
+    assert "--chunk is even, got 1" in said(session, "odd chunk", 2)
+    assert not (session.path / "odd").exists()
 
 
 # -- the command line under a launcher

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from flopping.training.order import Chunks, Key, Order
+from flopping.training.run import default_chunk
 
 
 @st.composite
@@ -25,17 +26,26 @@ def steps_of(order: Order, processes: int, epoch: int = 0, first: int = 0) -> li
         found = list(chunks)
         assert len(found) == len(chunks)
         parts.append(found)
-    each = order.chunks // processes
+    each = [len(order.share(rank, processes)) for rank in range(processes)]
     return [
-        [chunk for part in parts for chunk in part[step * each : (step + 1) * each]]
+        [chunk for part, n in zip(parts, each, strict=True) for chunk in part[step * n : (step + 1) * n]]
         for step in range(order.steps - first)
     ]
 
 
 @given(orders(), st.data())
 def test_any_number_of_processes_takes_the_same_chunks_in_a_step(order: Order, data: st.DataObject) -> None:
-    processes = data.draw(st.sampled_from([n for n in range(1, order.chunks + 1) if order.chunks % n == 0]))
+    """Also one that doesn't share them evenly, or is larger than theirs."""
+    processes = data.draw(st.integers(1, order.chunks + 3))
     assert steps_of(order, processes, epoch=3) == steps_of(order, 1, epoch=3)
+
+
+@given(orders(), st.integers(1, 9))
+def test_processes_have_as_many_turns_as_the_busiest_needs(order: Order, processes: int) -> None:
+    every = [Chunks(order, rank, processes) for rank in range(processes)]
+    assert {chunks.turns for chunks in every} == {max(len(chunks.mine) for chunks in every)}
+    assert min(len(chunks.mine) for chunks in every) >= every[0].turns - 1
+    assert all(chunks.share == order.chunks / processes for chunks in every)
 
 
 @given(orders(), st.data())
@@ -105,5 +115,18 @@ def test_what_cannot_be_cut_is_refused() -> None:
         Order(images=7, batch_size=8, chunk=2, repeats=1, seed=0)
     with pytest.raises(ValueError, match="a batch of 8 can't be cut into chunks of 3 images"):
         Order(images=8, batch_size=8, chunk=3, repeats=1, seed=0)
-    with pytest.raises(ValueError, match=r"8 in chunks of 4 is 2 chunks, which 3 processes can't share.*multiple of 3"):
-        Order(images=8, batch_size=8, chunk=4, repeats=1, seed=0).share(0, 3)
+
+
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("most", [64, 256])
+def test_a_default_chunk_leaves_few_processes_idle(most: int, even: bool) -> None:
+    for batch in (8, 50, 96, 1024, 2048, 4096):
+        for processes in range(1, 65):
+            chunk = default_chunk(batch, processes, most, even)
+            order = Order(batch, batch, chunk, 1, 0)
+            turns = Chunks(order, 0, processes).turns * chunk * processes
+            finest = 2 if even else 1
+            best = Chunks(Order(batch, batch, finest, 1, 0), 0, processes).turns * finest * processes
+            assert turns <= max(best, 1.1 * batch), (batch, processes)
+            if batch % (finest * processes) == 0:
+                assert turns == batch, "whoever can share evenly does"

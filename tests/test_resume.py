@@ -6,15 +6,16 @@ import json
 import os
 import random
 import signal
+import subprocess
 from functools import cache
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
 from training_runs import (
     FAMILIES,
     LAST,
+    PAUSE,
     STEPS,
     Ended,
     Launcher,
@@ -23,10 +24,10 @@ from training_runs import (
     command,
     contents,
     events,
+    image_folder,
     newest,
     recipe_file,
     run_of,
-    wait_for_a_step,
 )
 
 from flopping.training.checkpoint import WEIGHTS, Keeper
@@ -59,7 +60,7 @@ def test_the_log_of_a_run_has_every_step_once(whole: Any) -> None:
 
 
 KILLS = [
-    None,  # at a random moment
+    None,  # at a random moment between its second checkpoint and the third
     ("open", "/.new-step-", 8, signal.SIGKILL),  # before the weights of its second checkpoint are written
     None,
     ("os.rename", "/.new-step-", 2, signal.SIGKILL),  # before that has its name
@@ -75,17 +76,12 @@ def test_killed_at_random_moments(family: str, tmp_path: Path, launcher: Launche
     arguments = run_of(family, images, run)
     kills = []
     for strike in KILLS:
-        process = launcher.start(tmp_path, *arguments, strikes=[strike] if strike else [])
-        if strike is None:
-            wait_for_a_step(run)
-            sleep(moments.uniform(0, 0.15))
-            process.send(signal.SIGKILL)
-        ended = process.wait()
-        if ended.code == 0:  # too fast for us
-            break
+        how: dict[str, Any] = {"part": moments.random()} if strike is None else {"strikes": [strike]}
+        ended = launcher.run(tmp_path, *arguments, **how)
         assert ended.code == -signal.SIGKILL, f"killed after {kills}: {ended.code} {ended.err}"
         kills.append(newest(run))
-    assert len(kills) >= 4, kills
+    assert kills == sorted(set(kills)), "each of them got further"
+    assert kills[-1] < LAST
     ended = launcher.run(tmp_path, *arguments)
     assert ended.code == 0, ended.err
     assert_same(run, whole(family)[0])
@@ -96,16 +92,17 @@ def test_killed_at_random_moments(family: str, tmp_path: Path, launcher: Launche
 def test_asked_to_stop(number: signal.Signals, tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
     """Terminals and batch systems signal all processes, those that read images too."""
     run = tmp_path / "run"
-    process = launcher.start(tmp_path, *run_of("ViT", images, run))
-    wait_for_a_step(run)
+    process = launcher.start(tmp_path, *run_of("ViT", images, run), strikes=[PAUSE])
+    process.wait_until_it_pauses()
     process.send(number, group=True)
+    process.send(signal.SIGCONT, group=True)
     ended = process.wait()
     assert ended.code == 3, ended.err
     assert "Traceback" not in ended.err
     assert f"{number.name}: ending the step and saving; once more to end at once" in ended.err
     stopped = newest(run)
     assert f"stopped after step {stopped} of 12; all is kept in {str(Keeper(run).place(stopped))!r}" in ended.err
-    assert events(run)[-1]["step"] == stopped, "not one step more"
+    assert events(run)[-1]["step"] == stopped == 3, "not one step more"
     ended = launcher.run(tmp_path, *run_of("ViT", images, run))
     assert ended.code == 0, ended.err
     assert f"Resumed after step {stopped} of 12" in ended.err
@@ -128,17 +125,60 @@ def test_stopped_in_the_last_step_of_an_epoch(tmp_path: Path, launcher: Launcher
     assert_same(run, whole("ViT")[0])
 
 
-def test_stopped_during_the_test_of_an_epoch(tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
+def test_a_long_test_is_not_waited_for(tmp_path: Path, launcher: Launcher) -> None:
+    """It ends between two batches, of weights or of averaged ones, and is repeated after resuming."""
+    data = image_folder(tmp_path / "data", train=16, test=67)  # 201 test images, in batches of 100
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    short = ("--workers", "0", "epochs=2")
+    expected = launcher.run(tmp_path, *run_of("ViT", data, whole), *short)
+    assert expected.code == 0, expected.err
+    tests = 2 * 201  # of an epoch
+    for opened, step in ((150, STEPS), (201 + 150, STEPS), (tests + 201 + 150, 2 * STEPS)):
+        asked = ("open", "/val/class-", opened, signal.SIGTERM)
+        ended = launcher.run(tmp_path, *run_of("ViT", data, run), *short, strikes=[asked])
+        assert ended.code == 3, ended.err
+        assert f"stopped after step {step} of {2 * STEPS}; all is kept in" in ended.err
+        assert newest(run) == step
+        assert events(run)[-1]["kind"] == "step", "the test is not in the log"
+    ended = launcher.run(tmp_path, *run_of("ViT", data, run), *short)
+    assert ended.code == 0, ended.err
+    assert_same(run, whole)
+    (tmp_path / "run" / "log.jsonl").write_text("".join(log_without_its_end(run)))
+    asked = ("open", "/val/class-", 150, signal.SIGTERM)  # the test of a run that has all but its last word
+    assert launcher.run(tmp_path, *run_of("ViT", data, run), *short, strikes=[asked]).code == 3
+    assert (run / "best").readlink() == (whole / "best").readlink(), "its score is not lost"
+    assert launcher.run(tmp_path, *run_of("ViT", data, run), *short).code == 0
+    assert_same(run, whole)
+
+
+def log_without_its_end(run: Path) -> list[str]:
+    return (run / "log.jsonl").read_text().splitlines(keepends=True)[:-1]
+
+
+def test_a_killed_reader_of_images(tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
+    """As by a system whose memory is short: the run says so, and goes on with --resume."""
     run = tmp_path / "run"
-    arguments = run_of("ViT", images, run, "--workers", "0")
-    ended = launcher.run(tmp_path, *arguments, strikes=[("open", "/val/class-", 5, signal.SIGTERM)])
-    assert ended.code == 3, ended.err
-    assert "stopped after step 4 of 12" in ended.err
-    assert events(run)[-1]["kind"] == "epoch"
-    last = ("open", "/val/class-1/000.png", 3, signal.SIGTERM)  # an epoch has two tests, of the average too
-    ended = launcher.run(tmp_path, *arguments, strikes=[last])
-    assert ended.code == 0, "asked to stop in its last test, a run comes to its end"
+    process = launcher.start(tmp_path, *run_of("ViT", images, run), strikes=[PAUSE])
+    process.wait_until_it_pauses()
+    readers = children_of(process.number)
+    assert readers
+    for reader in readers:
+        os.kill(reader, signal.SIGKILL)
+    process.send(signal.SIGCONT)
+    ended = process.wait()
+    assert ended.code == 1, ended.err
+    said = " ".join(ended.err.split())
+    assert "Traceback" not in said
+    assert "The run stopped: a process that reads images has ended (DataLoader worker" in said
+    assert f"The last good checkpoint is {str(Keeper(run).found()[0].folder)!r}. Go on with fewer" in said
+    ended = launcher.run(tmp_path, *run_of("ViT", images, run))
+    assert ended.code == 0, ended.err
     assert_same(run, whole("ViT")[0])
+
+
+def children_of(process: int) -> list[int]:
+    found = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    return [int(child) for child, parent in map(str.split, found.splitlines()) if int(parent) == process]
 
 
 def test_asked_twice_it_ends_at_once(tmp_path: Path, launcher: Launcher, images: Path) -> None:
@@ -262,9 +302,8 @@ def test_two_at_once_are_refused(tmp_path: Path, launcher: Launcher, images: Pat
     """The lock ends with the process that trains, though those that read images live on for a moment."""
     run = tmp_path / "run"
     arguments = run_of("ViT", images, run)
-    process = launcher.start(tmp_path, *arguments)
-    wait_for_a_step(run)
-    process.send(signal.SIGSTOP)
+    process = launcher.start(tmp_path, *arguments, strikes=[PAUSE])
+    process.wait_until_it_pauses()
     second = call(*arguments)
     process.send(signal.SIGKILL)
     process.wait(tidy=False)

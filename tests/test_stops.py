@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,8 +15,13 @@ import pytest
 import torch
 from training_runs import FAMILIES, Launcher, call, command, contents, events, image_folder, recipe_file
 
+from flopping.training import learner, run, trainer
 from flopping.training.checkpoint import Keeper
+from flopping.training.networks import build
 from flopping.training.trained import opened
+
+END_OF_FIRST = ("os.rename", "/.new-step-00000004", 1, signal.SIGTERM)
+"""A strike: asked to stop when the first epoch was tested, and is about to be saved."""
 
 
 @pytest.fixture
@@ -81,6 +87,34 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_gradients_that_overflow_float16_for_ever(
+    tmp_path: Path, started: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is finite, and every step is left out: a run would go on to its end and have learned nothing.
+
+    float16 itself is for GPUs; here the numbers are float32, and what scales them is the same.
+    """
+
+    def broken(*arguments: Any) -> torch.nn.Module:
+        network = build(*arguments)
+        parameter = next(iter(network.parameters()))
+        parameter.register_hook(lambda gradient: gradient + float("inf"))
+        return network
+
+    monkeypatch.setattr(run, "usable_precision", lambda precision, device: (precision, ""))
+    monkeypatch.setattr(trainer, "build", broken)
+    monkeypatch.setattr(learner.Learner, "precision", lambda self: nullcontext())
+    ended = call(*started("--save-steps", "20", "--test-epochs", "100", epochs=10, precision="float16"))
+    assert ended.code == 1, ended.err
+    first = 16 + 15  # a scale of 2^16 is halved until it is below 2^-14
+    assert f"The run stopped: gradients overflow float16 at any scale: step {first} and those before it" in ended.err
+    assert "The last good checkpoint is" in ended.err
+    assert "or clip_grad=1.0, or precision=bfloat16; --init takes weights along" in ended.err
+    losses = [event["loss"] for event in events(tmp_path / "run") if event["kind"] == "step"]
+    assert len(losses) == first - 1
+    assert all(0 < loss < 10 for loss in losses)
+
+
 # -- images that can't be read
 
 
@@ -139,8 +173,7 @@ def test_those_seen_before_a_stop_count_after_it(
 ) -> None:
     """Stopped after its first epoch, a run has seen all; the second finds nothing new, and all are listed."""
     arguments = started("--unreadable-share", "0.07", "--resume", data=broken)
-    end_of_first = [("open", "/val/class-", 1, signal.SIGTERM)]
-    assert launcher.run(tmp_path, *arguments, strikes=end_of_first).code == 3
+    assert launcher.run(tmp_path, *arguments, strikes=[END_OF_FIRST]).code == 3
     good = (broken / "train" / "class-0" / "000.png").read_bytes()
     (broken / BROKEN[0]).write_bytes(good)
     (broken / "train" / "class-0" / "007.png").write_bytes(b"")
@@ -179,7 +212,7 @@ def test_a_full_disk(tmp_path: Path, started: Callable[..., list[str]], launcher
     run = tmp_path / "run"
     whole = call(*started(), "-o", str(tmp_path / "whole"))
     arguments = started("--resume")
-    assert launcher.run(tmp_path, *arguments, strikes=[("open", "/val/class-", 1, signal.SIGTERM)]).code == 3
+    assert launcher.run(tmp_path, *arguments, strikes=[END_OF_FIRST]).code == 3
     before = contents(run / "checkpoints")
     full = launcher.run(tmp_path, *arguments, limit=50_000)
     assert full.code == 1, full.err

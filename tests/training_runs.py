@@ -67,6 +67,8 @@ EVERYTHING = {
     "cutmix": 1.0,
 }
 """All that is random or has a state."""
+PAUSE = ("open", "/.new-step-", 8, int(signal.SIGSTOP))
+"""A strike: the process pauses before it writes the weights of its second checkpoint."""
 STEPS = 4
 """Steps of an epoch of everything: 48 images in batches of 12."""
 LAST = 3 * STEPS
@@ -97,7 +99,7 @@ def recipe_file(path: Path, family: str, **fields: Any) -> Path:
 
 def command(recipe: Path, data: Path, run: Path, model: str, *more: str) -> list[str]:
     """A run on one core that does everything often: it logs every step, and works on two chunks of a batch."""
-    options = ["--model", model, "--data", str(data), "-o", str(run), "--device", "cpu", "--log-steps", "1"]
+    options = ["--model", model, "--data", str(data), "-o", str(run), "--device", "cpu", "--log-steps", "1", "--json"]
     return ["train", str(recipe), *options, *([] if "--compile" in more else ["--no-compile"]), *more]
 
 
@@ -153,9 +155,15 @@ class Process:
     def send(self, number: signal.Signals, *, group: bool = False) -> None:
         (os.killpg if group else os.kill)(self.number, number)
 
+    def wait_until_it_pauses(self) -> None:
+        """Until a strike of SIGSTOP has met it; SIGCONT lets it go on."""
+        assert self.launcher.answer() == "stopped"
+
     def wait(self, *, tidy: bool = True) -> Ended:
         """Its end; processes that it leaves behind are ended, too."""
-        code = int(self.launcher.answer())
+        while (answer := self.launcher.answer()) == "stopped":
+            pass
+        code = int(answer)
         if tidy:
             with suppress(ProcessLookupError):
                 os.killpg(self.number, signal.SIGKILL)
@@ -182,17 +190,18 @@ class Launcher:
         *arguments: Any,
         limit: int | None = None,
         strikes: Strikes = (),
+        part: float | None = None,
         curves: bool = False,
         function: Callable[..., object] = flopping,
     ) -> Process:
         """Start a command; what it says goes to files in `place`. Without `curves`, it has no matplotlib.
 
         No file it writes may be larger than `limit` bytes, as if the disk were full. `strikes` are the moments at
-        which it sends a signal to itself: see `launcher.strike`.
+        which it sends a signal to itself: see `launcher.strike`; and `part` is for `launcher.strike_within_a_step`.
         """
         out, err = place / "out.txt", place / "err.txt"
         order = {"function": function.__name__, "arguments": arguments, "limit": limit, "strikes": strikes}
-        order |= {"out": str(out), "err": str(err), "curves": curves}
+        order |= {"out": str(out), "err": str(err), "curves": curves, "part": part}
         assert self.process.stdin is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
         return Process(self, int(self.answer()), out, err)

@@ -5,14 +5,12 @@ Finished ones are not run again.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -24,13 +22,14 @@ from flopping.bench.pace import minutes
 from flopping.experiments.folder import Finished, Folder
 from flopping.experiments.pace import measure
 from flopping.experiments.plan import Arm, Run
+from flopping.lock import LOCK as LOCK
+from flopping.lock import locked as only_one
 from flopping.training.checkpoint import CONFIG
 from flopping.training.job import Machine
 from flopping.training.stops import InterruptedRunError, StoppedError
 from flopping.training.trained import checkpoint_folder
 
 CHILD = "flopping.experiments.child"
-LOCK = ".lock"
 AGAIN = "The same command goes on from there"
 PATIENCE = 180.0
 """Seconds that a run whose experiment was killed has for its last step, for which it may compile, and to save."""
@@ -171,28 +170,16 @@ class Runner:
                 signal.signal(number, handler)
 
 
-@contextmanager
-def locked(folder: Path, say: Callable[[str], None]) -> Iterator[int]:
+def locked(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[int]:
     """A lock on the folder, for this process and those that inherit it; the system frees it when all have ended."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
-    try:
-        deadline = monotonic() + PATIENCE
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if monotonic() > deadline:
-                    raise ValueError(f"another process works in {str(folder)!r}: wait until it ends") from None
-            if not waiting:
-                say(f"Another process works in {str(folder)!r}: waiting for it to end.")
-                waiting = True
-            sleep(0.2)
-        yield handle
-    finally:
-        os.close(handle)
+    works = f"another process works in {str(folder)!r}"
+    return only_one(
+        folder,
+        lambda holder: f"{works} ({holder}): wait until it ends",
+        inherited=True,
+        patience=PATIENCE,
+        waits=lambda: say(f"{works[0].upper()}{works[1:]}: waiting for it to end."),
+    )
 
 
 def left(runs: Sequence[Run], finished: Sequence[Finished], jobs: int) -> str:

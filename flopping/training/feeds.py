@@ -9,7 +9,7 @@ from flopping.training.loader import Batch, Feed, Loader, Preparation, all_image
 from flopping.training.order import Chunks
 from flopping.training.processes import World
 from flopping.training.shards import Shards
-from flopping.training.stops import StoppedError
+from flopping.training.stops import AskedError, StoppedError
 from flopping.training.stream import Stream, all_of_shards
 
 BROKEN = (StoppedError, OSError, RuntimeError, ValueError)
@@ -47,8 +47,8 @@ def unbroken(batches: Iterator[Batch], blank: Callable[[], Batch], cannot: Calla
             yield blank()
 
 
-def agreed(batches: Iterator[Batch], world: World) -> Iterator[Batch]:
-    """Batches of a test, which ends for all processes if reading fails for one."""
+def agreed(batches: Iterator[Batch], world: World, asked: Callable[[], bool]) -> Iterator[Batch]:
+    """Batches of a test, which ends for all processes if reading fails for one, or if one was asked to stop."""
     while True:
         batch = problem = None
         try:
@@ -57,11 +57,13 @@ def agreed(batches: Iterator[Batch], world: World) -> Iterator[Batch]:
             if world.size == 1:
                 raise
             problem = _why(error)
-        problem = world.agree(problem)
-        if problem is not None:
-            raise StoppedError(problem)
-        if batch is None:
+        problems, stops = zip(*world.every((problem, asked())), strict=True)
+        if any(problems):
+            raise StoppedError(next(filter(None, problems)))
+        if batch is None:  # for all, since all have as many
             return
+        if any(stops):
+            raise AskedError
         yield batch
 
 

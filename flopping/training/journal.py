@@ -37,6 +37,15 @@ def read_log(run: Path) -> list[dict[str, Any]]:
     return events
 
 
+def warn(console: Console, text: str) -> None:
+    """A line that is shown by a quiet console, too."""
+    was, console.quiet = console.quiet, False
+    try:
+        console.print(text, highlight=False, soft_wrap=True)
+    finally:
+        console.quiet = was
+
+
 class Journal:
     """The events of a run, after so many of them: what an interrupted run wrote beyond is forgotten, and done again."""
 
@@ -62,7 +71,7 @@ class Journal:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=console.quiet or not console.is_terminal,
         )
         self.task = self.bar.add_task("training", total=steps, completed=step, state="")
 
@@ -108,6 +117,11 @@ class Journal:
         """A line for the person who watches."""
         if self.speaks:
             self.console.print(text, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """A line that matters even to one who doesn't watch."""
+        if self.speaks:
+            warn(self.console, text)
 
 
 def _board(run: Path, step: int) -> Any:

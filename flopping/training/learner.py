@@ -19,6 +19,9 @@ from flopping.training.processes import Replica, World, fill_, not_finite, whole
 from flopping.training.randomness import derived, reseed
 from flopping.training.recipe import Recipe
 
+LEAST_SCALE = 2.0**-14
+"""The smallest scale of losses in float16. Gradients that still overflow are above 1e9, or no numbers at all."""
+
 
 class Learner:
     """A network that learns by a recipe, chunk by chunk."""
@@ -51,25 +54,28 @@ class Learner:
         return torch.autocast(self.world.device.type, getattr(torch, self.recipe.precision))
 
     def step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
-        """One step of the optimiser; gives the mean loss of this process."""
+        """One step of the optimiser; gives this process's part of the loss, whose mean over all is that of the step."""
         self.optimizer.zero_grad(set_to_none=True)
-        mine = self.chunks.mine
+        mine, turns, share = self.chunks.mine, self.chunks.turns, self.chunks.share
         total = torch.zeros((), device=self.world.device, dtype=self.dtype)
-        for chunk in mine:
-            batch = next(batches)
+        for chunk in range(mine.start, mine.start + turns):
+            is_mine = chunk in mine  # else a turn without images: others have one more, and wait for this process
+            batch = next(batches) if is_mine else self.blank()
             images = batch.images.to(self.world.device, self.dtype, non_blocking=True)
             targets = batch.labels.to(self.world.device, non_blocking=True)
             reseed(derived(self.recipe.seed, "chunk", epoch, step, chunk))  # for mixing and for what is dropped
             if self.mix is not None:
                 images, targets = self.mix(images, targets)
-            with self.replica.gradients(exchanged=chunk == mine[-1]):
+            with self.replica.gradients(exchanged=chunk == mine.start + turns - 1):
                 with self.precision():
                     logits = self.replica(images)
                 # the loss in full precision; a mixed target has the precision of the logits
                 logits = logits.to(self.dtype)
                 loss = self.loss(logits, targets.to(self.dtype) if targets.is_floating_point() else targets)
-                self.scaler.scale(loss / len(mine)).backward()
-            total += loss.detach() / len(mine)
+                # gradients are averaged over processes, so that a chunk counts the same whoever has it
+                self.scaler.scale(loss / share if is_mine else 0 * loss).backward()
+            if is_mine:
+                total += loss.detach() / share
         if self.recipe.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
@@ -79,6 +85,17 @@ class Learner:
         if self.average is not None:
             self.average.update(self.model)
         return total
+
+    def blank(self) -> Batch:
+        """A chunk without images."""
+        size, chunk = self.recipe.img_size, self.chunks.order.chunk
+        images = torch.zeros(chunk, self.recipe.in_chans, size, size, dtype=self.dtype, device=self.world.device)
+        return Batch(images, torch.zeros(chunk, dtype=torch.int64), [])
+
+    @property
+    def overflows(self) -> bool:
+        """Whether float16 is given up: steps were left out, one after the other, until no scale was small enough."""
+        return self.scaler.is_enabled() and self.scaler.get_scale() < LEAST_SCALE
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

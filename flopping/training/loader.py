@@ -9,6 +9,7 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
@@ -29,7 +30,7 @@ from flopping.training.pixels import as_pixels, mode_of
 from flopping.training.processes import World
 from flopping.training.randomness import reseed
 from flopping.training.recipe import Recipe
-from flopping.training.stops import UnreadableError
+from flopping.training.stops import StoppedError, UnreadableError
 
 Transformed = Image.Image | Tensor
 Transform = Callable[[Image.Image], Transformed]
@@ -40,6 +41,8 @@ FILL = 0
 TRIES = 50
 """How many images in a row may be unreadable before a worker gives up."""
 MOST_WORKERS = 8
+_LOST = "DataLoader worker"
+"""How torch begins its message when a worker process is no more."""
 
 
 @dataclass
@@ -235,6 +238,24 @@ def loader(
         persistent_workers=stay and workers > 0,
         worker_init_fn=_worker_starts,
     )
+
+
+@contextmanager
+def lost_workers(workers: int, meanwhile: Callable[[], str] = str) -> Iterator[None]:
+    """Within it, a worker process that is killed stops the run, with a word on what was kept and what helps.
+
+    torch notices it at any moment, not only when a batch is waited for.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith(_LOST):
+            raise
+        how = " ".join(str(error).split("Details")[0].split()).rstrip(".")
+        raise StoppedError(
+            f"a process that reads images has ended ({how}), most often because memory was short. {meanwhile()}Go on"
+            f" with fewer of them (--workers, {workers} now), or leave them more memory"
+        ) from error
 
 
 def default_workers() -> int:

@@ -1,15 +1,16 @@
 """Which images come when: a pure function of the seed, the epoch and the step, for any number of processes.
 
 An epoch is a list of images. A step takes the next `batch_size` of them, in chunks of `chunk` images that go through
-the network together; every process has the same number of chunks. What is drawn at random for a chunk or an image
-depends on its place in the epoch alone, so one process that takes four chunks learns what four processes learn with one
-each.
+the network together; processes have the same number of chunks, or one more than others. What is drawn at random for a
+chunk or an image depends on its place in the epoch alone, so one process that takes four chunks learns what four
+processes learn with one each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from torch.utils.data import Sampler
@@ -64,14 +65,13 @@ class Order:
         return order.repeat_interleave(self.repeats)[: self.steps * self.batch_size].tolist()
 
     def share(self, rank: int, processes: int) -> range:
-        """The chunks of a step that one of several processes takes."""
-        if self.chunks % processes:
-            raise ValueError(
-                f"a batch of {self.batch_size} in chunks of {self.chunk} is {self.chunks} chunks, which {processes}"
-                f" processes can't share evenly: set --chunk so that batch_size / chunk is a multiple of {processes}"
-            )
-        each = self.chunks // processes
-        return range(rank * each, (rank + 1) * each)
+        """The chunks of a step that one of several processes takes; there may be none left for it.
+
+        >>> order = Order(images=12, batch_size=12, chunk=4, repeats=1, seed=0)
+        >>> [list(order.share(rank, 2)) for rank in range(2)], [list(order.share(rank, 4)) for rank in range(4)]
+        ([[0], [1, 2]], [[], [0], [1], [2]])
+        """
+        return range(rank * self.chunks // processes, (rank + 1) * self.chunks // processes)
 
 
 class Chunks(Sampler[list[Key]]):
@@ -80,6 +80,10 @@ class Chunks(Sampler[list[Key]]):
     def __init__(self, order: Order, rank: int = 0, processes: int = 1) -> None:
         self.order = order
         self.mine = order.share(rank, processes)
+        self.turns = ceil(order.chunks / processes)
+        """How often a process runs its network in a step, as often as every other: without images, if need be."""
+        self.share = order.chunks / processes
+        """Chunks per process, on average."""
         self.epoch = 0
         self.first_step = 0
 

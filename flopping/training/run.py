@@ -6,6 +6,7 @@ import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from flopping.training.curves import CURVES, draw_run
 from flopping.training.evaluate import Accuracy
 from flopping.training.images import Images
 from flopping.training.job import RUN, Job, Machine
-from flopping.training.journal import read_log
+from flopping.training.journal import read_log, warn
 from flopping.training.precision import usable_precision
 from flopping.training.processes import AgreedError, World, world
 from flopping.training.run_folder import is_free, reserved
@@ -25,6 +26,8 @@ from flopping.training.trainer import Trainer
 
 CHUNK = {"cpu": 64, "cuda": 256}
 """Images that go through a network together, if nobody says otherwise."""
+IDLE = 1.1
+"""So many times its even share of a batch a process may have, where chunks can't be shared evenly."""
 
 
 def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume: bool = False) -> Accuracy:
@@ -79,7 +82,7 @@ def _trainer(job: Job, machine: Machine, folder: Path, here: World, console: Con
         require_same_classes(train, test, job.data)
     _require_one_view(here, train, test)
     for note in filter(None, (train.note, test.note) if here.is_main else ()):
-        console.print(escape(note), highlight=False, soft_wrap=True)
+        warn(console, escape(note))
     return Trainer(job, machine, folder, here, train, test, console)
 
 
@@ -126,7 +129,7 @@ def _with_precision(job: Job, here: World, console: Console) -> Job:
     """The job in the arithmetic that the machine has."""
     precision, why = usable_precision(job.recipe.precision, here.device)
     if why and here.is_main:
-        console.print(why, highlight=False)
+        warn(console, why)
     return replace(job, recipe=job.recipe.override([f"precision={precision}"]))
 
 
@@ -140,23 +143,23 @@ def _with_chunk(job: Job, here: World) -> Job:
 
 
 def default_chunk(batch_size: int, processes: int, most: int, even: bool) -> int:
-    """The largest chunk that cuts every process's share of a batch evenly.
+    """The largest chunk that cuts every process's share of a batch evenly, or leaves processes little idle.
 
-    >>> default_chunk(2048, 3, 64, even=True)
+    >>> [default_chunk(2048, processes, 64, even=True) for processes in (1, 3, 64)], default_chunk(50, 2, 64, False)
+    ([64, 64, 32], 25)
+    >>> default_chunk(25, 1, 64, even=True)
     Traceback (most recent call last):
     ...
-    ValueError: a batch of 2048 images can't be shared evenly by 3 processes
-    >>> default_chunk(2048, 1, 64, even=True), default_chunk(50, 2, 64, even=False)
-    (64, 25)
+    ValueError: a batch of 25 images can't be cut into pairs, which mixup and CutMix mix
     """
-    share, rest = divmod(batch_size, processes)
-    found = [n for n in range(1, min(share, most) + 1) if share % n == 0 and not (even and n % 2)]
-    if rest or not found:
-        raise ValueError(
-            f"a batch of {batch_size} images can't be shared evenly by {processes} processes"
-            + (" in pairs, as mixup and CutMix need" if not rest else "")
-        )
-    return found[-1]
+    found = [n for n in range(1, min(batch_size, most) + 1) if batch_size % n == 0 and not (even and n % 2)]
+    if not found:
+        raise ValueError(f"a batch of {batch_size} images can't be cut into pairs, which mixup and CutMix mix")
+    images = {n: n * ceil(batch_size / n / processes) for n in found}  # of the process that has most of them
+    least: float = min(images.values())
+    if least * processes > batch_size:  # none is even, and the smallest chunks, which come closest, are slow
+        least = max(least, IDLE * batch_size / processes)
+    return max(n for n in found if images[n] <= least)
 
 
 def _newest(folder: Path, here: World, console: Console) -> Checkpoint | None:
@@ -169,8 +172,7 @@ def _newest(folder: Path, here: World, console: Console) -> Checkpoint | None:
             step = None if newest is None else newest.step
             instead = "the run starts from the beginning" if step is None else f"the one of step {step} is used"
             for problem in problems:
-                text = f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}"
-                console.print(text, highlight=False, soft_wrap=True)
+                warn(console, f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}")
             if step is None and not problems:
                 console.print("No checkpoint was written yet: the run starts from the beginning.")
     step = here.every(step)[0]

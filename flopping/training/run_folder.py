@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flopping.lock import locked
 from flopping.training.curves import CURVES
 from flopping.training.job import RUN
 from flopping.training.journal import LOG
-
-LOCK = ".lock"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-"""How file systems without locks answer."""
 
 
 @contextmanager
 def reserved(folder: Path) -> Iterator[None]:
     """Within it, no other process may train in the folder, which is made if it isn't there.
 
-    The lock is the kernel's: it ends with the process, however that ends, and processes that read images don't inherit
-    it. The file stays, with the number of the process that held it last.
+    Processes that read images don't inherit the lock: they may live on for a moment.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                holder = os.read(handle, 100).decode(errors="replace").strip()
-                raise ValueError(
-                    f"another process ({holder or 'just started'}) trains in {str(folder)!r}: wait for its end, or name"
-                    " another folder"
-                ) from error
-            if error.errno not in _NO_LOCKS:
-                raise
-        os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()} on {os.uname().nodename}\n".encode())
+    refusal = "another process ({}) trains in {!r}: wait for its end, or name another folder"
+    with locked(folder, lambda holder: refusal.format(holder, str(folder))):
         _tidy(folder)
         yield
-    finally:
-        os.close(handle)
 
 
 def _tidy(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from flopping.training import fashion
@@ -10,6 +10,7 @@ from flopping.training.folders import Folder, split_folder
 from flopping.training.images import Arrays, Images
 from flopping.training.named import from_hub, from_torchvision
 from flopping.training.shards import open_shards
+from flopping.wording import some
 
 EMBEDDED = "fashion-mnist"
 NAMED: dict[str, Callable[[str, str, str | None], Images]] = {
@@ -63,12 +64,8 @@ def require_same_classes(train: Images, test: Images, data: str) -> None:
     more = [name for name in test.classes if name not in train.classes]
     raise ValueError(
         f"classes of {data!r} differ: {len(train.classes)} for training, {len(test.classes)} for testing"
-        + (f"; without test images: {_few(missing)}" if missing else "")
-        + (f"; without training images: {_few(more)}" if more else "")
+        + (f"; without test images: {some(missing, 5)}" if missing else "")
+        + (f"; without training images: {some(more, 5)}" if more else "")
         + ("" if missing or more else "; they come in another order")
         + ". Give both splits the same classes"
     )
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

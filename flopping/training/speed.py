@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from flopping.training.job import Job, Machine
-from flopping.training.loader import Batch, Feed, Timed, cores
+from flopping.training.journal import warn
+from flopping.training.loader import Batch, Feed, Timed, cores, lost_workers
 from flopping.training.precision import usable_precision
 from flopping.training.processes import World, chosen_device
 from flopping.training.run import CHUNK, default_chunk
@@ -81,7 +82,7 @@ def ready(job: Job, machine: Machine, folder: Path, console: Console) -> Trainer
     here = World(chosen_device(machine.device))
     precision, why = usable_precision(job.recipe.precision, here.device)
     if why:
-        console.print(why, highlight=False)
+        warn(console, why)
     recipe = job.recipe
     chunk = job.chunk or default_chunk(recipe.batch_size, 1, CHUNK[here.device.type], recipe.mixes)
     batch = chunk * min(CHUNKS, recipe.batch_size // chunk)
@@ -94,7 +95,7 @@ def ready(job: Job, machine: Machine, folder: Path, console: Console) -> Trainer
 
 def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Speed:
     """Time a recipe's loader and network on its training images, each for so many seconds. Nothing is written."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, lost_workers(machine.workers):
         trainer = ready(job, machine, Path(folder), console)
         feed = trainer.feed
         console.print("Timing the loader")

@@ -19,6 +19,10 @@ class InterruptedRunError(StoppedError):
     """A run that was asked to stop, and has saved all it knows."""
 
 
+class AskedError(Exception):
+    """A test that was left unfinished, because the run was asked to stop."""
+
+
 class UnreadableError(StoppedError):
     """A run whose images can't be used. Its message is one line.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from flopping.checkpoints.files import read_weights
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, read_manifest
 from flopping.training.evaluate import Accuracy, accuracy
 from flopping.training.feeds import eval_batches
-from flopping.training.loader import FILLER, Batch, Normalisation, Preparation, eval_transform
+from flopping.training.loader import FILLER, Batch, Normalisation, Preparation, eval_transform, lost_workers
 from flopping.training.processes import World, chosen_device
 from flopping.training.sources import open_source
 
@@ -92,8 +92,9 @@ def tested(
     *,
     mirror: bool,
     average: bool,
+    progress: Callable[[int, int], object],
 ) -> Tested:
-    """Accuracy of a trained network on the test images of a data set."""
+    """Accuracy of a trained network on the test images of a data set; `progress` hears how many of them are done."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("a test runs in one process: start it without torchrun")
     folder, model, config = opened(path, average=average)
@@ -103,13 +104,18 @@ def tested(
     labels = _labels(config, folder, source.classes, data)
     preparation = preparation_of(model, here.device)
     unreadable: set[int] = set()
+    done = 0
 
     def note(batch: Batch) -> None:
+        nonlocal done
         unreadable.update(batch.unreadable)
+        done = min(done + len(batch.labels), len(source))
+        progress(done, len(source))
 
     batches = eval_batches(source, preparation, batch_size, workers, here)
     named = (Batch(batch.images, labels[batch.labels], batch.unreadable) for batch in batches)
-    found = accuracy(model, named, here, nullcontext, dtype=torch.float32, mirror=mirror, each=note)
+    with lost_workers(workers):
+        found = accuracy(model, named, here, nullcontext, dtype=torch.float32, mirror=mirror, each=note)
     return Tested(folder, config["architecture"], found, [source.where(index) for index in sorted(unreadable)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,12 +21,21 @@ from flopping.training.images import Images
 from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
 from flopping.training.learner import Learner
-from flopping.training.loader import Batch, Preparation, Timed, Transform, eval_transform, training_transform
+from flopping.training.loader import (
+    Batch,
+    Preparation,
+    Timed,
+    Transform,
+    eval_transform,
+    lost_workers,
+    training_transform,
+)
 from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
 from flopping.training.order import Chunks, Order
 from flopping.training.processes import World
 from flopping.training.progress import Progress, Window
-from flopping.training.stops import FULL, InterruptedRunError, Signals, StoppedError
+from flopping.training.stops import FULL, AskedError, InterruptedRunError, Signals, StoppedError
+from flopping.wording import some
 
 
 class Trainer:
@@ -77,19 +87,16 @@ class Trainer:
             self.found_unreadable.update(batch.unreadable)
             yield batch
 
-    def _blank(self) -> Batch:
-        """A chunk without images."""
-        size, chunk = self.recipe.img_size, self.order.chunk
-        images = torch.zeros(chunk, self.recipe.in_chans, size, size, dtype=self.dtype, device=self.world.device)
-        return Batch(images, torch.zeros(chunk, dtype=torch.int64), [])
-
     # -- the whole run
 
     def run(self) -> Accuracy:
         """Train to the end, from where the run stands, and test."""
         self.model.train()
         progress = self.progress
+        # in one of several processes torchrun notices it, and ends the others
+        lost = nullcontext() if self.world.size > 1 else lost_workers(self.machine.workers, self._last_good)
         with (
+            lost,
             self.signals,
             Journal(
                 self.folder, self.console, self.steps, progress.step, progress.events, speaks=self.world.is_main
@@ -99,7 +106,10 @@ class Trainer:
             result = None
             while progress.epochs < self.recipe.epochs:
                 result = self._epoch()
-            result = result or self._test()
+            try:
+                result = result or self._test()
+            except AskedError:
+                raise self._interrupted(self.keeper.place(progress.step)) from None
             self._end(result)
             self._give_up()
         return result
@@ -108,7 +118,7 @@ class Trainer:
         epoch = self.progress.epochs
         first = self.progress.step - epoch * self.order.steps
         batches = self.feed.start(epoch, first)
-        batches = Timed(batches if self.world.size == 1 else unbroken(batches, self._blank, self._cannot))
+        batches = Timed(batches if self.world.size == 1 else unbroken(batches, self.learner.blank, self._cannot))
         noted = self._noted(batches)
         # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
         period = 1 if self.world.device.type == "cpu" else 10
@@ -127,14 +137,17 @@ class Trainer:
         """What the last steps gave; whether to log, to save, or to stop."""
         world, progress = self.world, self.progress
         save = world.is_main and self._save_is_due(len(losses))
-        flags = (self.problem, self.found_unreadable, self.signals.asked, save)
-        *sums, problem, bad, stop, save_all = world.sum([*losses, *(float(bool(flag)) for flag in flags)])
+        flags = (self.problem, self.found_unreadable, self.signals.asked, save, self.learner.overflows)
+        *sums, problem, bad, stop, save_all, overflow = world.sum([*losses, *(float(bool(flag)) for flag in flags)])
         if problem:
             self._give_up()
         means = [value / world.size for value in sums]
         for offset, mean in enumerate(means, 1):
             if not math.isfinite(mean):
                 raise StoppedError(self._diverged(f"the loss is {mean} in step {progress.step + offset}"))
+        if overflow:
+            what = f"gradients overflow float16 at any scale: step {progress.step + len(means)} and those before it"
+            raise StoppedError(self._diverged(f"{what} were left out"))
         images = len(means) * self.order.batch_size
         progress.add(means, images)
         if self.is_warm:
@@ -173,8 +186,11 @@ class Trainer:
         progress = self.progress
         self._require_finite()
         tested = (epoch + 1) % self.machine.test_epochs == 0 or progress.step == self.steps
-        result = self._test() if tested else None
-        average = self._test_average() if tested and self.learner.average is not None else None
+        try:
+            result = self._test() if tested else None
+            average = self._test_average() if tested and self.learner.average is not None else None
+        except AskedError:  # nothing has changed since the last step: the test comes once more after resuming
+            raise self._interrupted(self.save(None)) from None
         loss, progress.epoch_loss = progress.epoch_loss / self.order.steps, 0.0
         if result is not None:
             self._log(
@@ -210,7 +226,7 @@ class Trainer:
         try:
             return accuracy(
                 self.model,
-                agreed(batches, self.world),
+                agreed(batches, self.world, lambda: self.signals.asked),
                 self.world,
                 self.learner.precision,
                 dtype=self.dtype,
@@ -328,7 +344,7 @@ class Trainer:
         ]
         for source, indices, kind, meanwhile in found:
             if indices:
-                self.journal.say(
+                self.journal.warn(
                     f"[yellow]{len(indices)} {kind} images could not be read[/yellow], {meanwhile}:"
                     f" {escape(_names(source, indices))}. Replace them by good ones before the next run."
                 )
@@ -351,6 +367,8 @@ class Trainer:
         recipe, order = self.recipe, self.order
         parameters = sum(p.numel() for p in self.model.parameters())
         each = f"{order.chunks} x {order.chunk}" + (f" over {self.world.size} processes" if self.world.size > 1 else "")
+        idle = self.chunks.turns * self.world.size - order.chunks
+        each += f", unevenly: {idle} of {self.chunks.turns * self.world.size} turns are idle" if idle else ""
         self.journal.say(
             f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)} test"
             f" images of {len(self.train.classes)} classes; {recipe.epochs} epochs of {order.steps} steps; batch"
@@ -366,6 +384,5 @@ class Trainer:
             self.journal.say(f"Resumed after step {self.progress.step} of {self.steps}.")
 
 
-def _names(source: Images, indices: set[int], most: int = 10) -> str:
-    shown = [source.where(index) for index in sorted(indices)[:most]]
-    return ", ".join(shown) + (f" and {len(indices) - most} more" if len(indices) > most else "")
+def _names(source: Images, indices: set[int]) -> str:
+    return some([source.where(index) for index in sorted(indices)])
