@@ -1,6 +1,6 @@
 """The drawings of docs/idea.md. Nothing in them is drawn by hand: maps are computed, and matrices are those of a layer.
 
-    python tools/draw_idea.py [FOLDER]
+python tools/draw_idea.py [FOLDER]
 """
 
 from __future__ import annotations
