@@ -1,7 +1,7 @@
 """Runs the shell lines of the documentation in a folder that has what they name, at a size that takes no time.
 
-A line runs in this process, as it stands, with what it leaves open set to small values (`SMALL`), and with small networks
-in place of the paper's. A program or a command that has no rule here is an error: nothing is skipped.
+A line runs in this process as it stands, but for its size: options that make it small are put behind it (`SMALL`), and
+small networks take the place of the paper's. A program or command without a rule here is an error: nothing is skipped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib.metadata import metadata
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -176,22 +177,22 @@ def _called(words: Sequence[str], given: str, curves: bool = True) -> Ran:
 def _training(room: Room, asked: Sequence[str], small: tuple[str, ...]) -> tuple[str, ...]:
     """What a run has to be to take a second; one that a page starts again, in another way, finds no folder."""
     parse(["flopping", *asked])
-    folder = next((word for before, word in zip(asked, asked[1:], strict=False) if before in OUTPUTS), None)
+    folder = next((word for before, word in pairwise(asked) if before in OUTPUTS), None)
     if folder is not None and (room.folder / folder).exists() and "--resume" not in asked:
         (room.folder / folder).rename(room.folder / f"{folder}.{len(list(room.folder.rglob('run.json')))}")
     return (*FASHION, *small) if "fashion-mnist" in asked else ("batch_size=4", "img_size=32", *small)
 
 
 def _planned(room: Room, asked: Sequence[str]) -> Ran:
-    """Measurements of many networks, an hour's work: all is done but the measuring, and there has to be something to do.
+    """Measurements of many networks, an hour's work: all is done but the measuring, which has to have something to do.
 
-    A file for the records gets some, for the lines that follow.
+    A file for the records gets some of a test's, for the lines that follow.
     """
     planned: list[int] = []
     with patch.object(Session, "measure", lambda self, groups: planned.extend(map(len, groups))):
         ended = call(*asked)
     assert sum(planned) > 1, f"nothing would be measured: {ended.err}"
-    for before, word in zip(asked, asked[1:], strict=False):
+    for before, word in pairwise(asked):
         if before in OUTPUTS:
             _records(room, room.folder / word)
     return Ran(0 if ended.code == 1 else ended.code, ended.out, whole=False)  # 1: nothing was measured
@@ -242,7 +243,7 @@ def pip(room: Room, words: Sequence[str], given: str = "") -> Ran:
 
 
 def python(room: Room, words: Sequence[str], given: str = "") -> Ran:
-    """A line of Python (-c), `-m flopping`, an example of ours with few steps, or a tool of ours, which has to be there."""
+    """A line of Python (-c), `-m flopping`, an example of ours with few steps, or a tool of ours, which is compiled."""
     said = io.StringIO()
     if words[1] == "-c":
         room.furnish(re.findall(r"runs/\w+", words[2]))

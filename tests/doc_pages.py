@@ -74,8 +74,8 @@ def blocks(page: Path) -> Iterator[Block]:
 def commands(block: Block) -> list[Command]:
     """The shell lines of a block.
 
-    Where lines begin with "$ ", these are commands and all others output. Else all lines of a block that says it is shell
-    code are commands, and in a block without a language those that begin with the name of a program of ours.
+    Where lines begin with "$ ", these are commands and all others output. Else all lines of a block that says it is
+    shell code are commands, and in a block without a language those that begin with the name of a program of ours.
     """
     if block.language not in ("", "text", *SHELL):
         return []

@@ -1,4 +1,4 @@
-"""Every block of the README and the docs does what it says: Python and shell lines run, data parses, links lead somewhere."""
+"""Every block of the README and the docs does what it says: code and shell lines run, data parses, links lead on."""
 
 import json
 import os
@@ -122,7 +122,7 @@ def test_the_core_is_read_in_fifteen_minutes() -> None:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Strict: a page that the navigation leaves out, a link or an anchor that leads nowhere, a docstring griffe can't read."""
+    """Strict: a page that the navigation leaves out, a link or an anchor that leads nowhere, an odd docstring."""
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
