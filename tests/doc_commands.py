@@ -37,7 +37,7 @@ from flopping_cli import app
 HERE = ("--device", "cpu", "--workers", "0")
 RUN = ("--no-compile", *HERE)
 FAST = ("epochs=1", "warmup_epochs=0", "ema=0.9", "repeats=1", "precision=float32")
-FASHION = ("batch_size=500", "model_args.embed_dim=16", "model_args.depth=1")
+FASHION = ("batch_size=500", "model_args.embed_dim=16", "model_args.depth=1", "model_args.patch_size=7")
 MEASURED = ("--repeats", "1", "--warmup", "0", "--batch", "1", "--threads", "1", "--mode", "eager", "--device", "cpu")
 SMALL: dict[str, tuple[str, ...]] = {
     "train": (*FAST, *RUN),
@@ -45,10 +45,14 @@ SMALL: dict[str, tuple[str, ...]] = {
     "eval": HERE,
     "models": ("*test*",),
     "bench": MEASURED,
+    "bench-export": (),
+    "show": ("--model", "deit3_flop_test_patch16_64"),
 }
 """What is put behind a command, in favour of what it says: the last value of an option counts."""
-AS_IT_IS = ("count", "recipes", "report", "verify", "convert", "predict", "export", "show", "probe")
+AS_IT_IS = ("count", "recipes", "report", "verify", "convert", "predict", "export", "probe")
 """Commands that run as they stand, but for the network."""
+DRAWING = ("report", "show", "probe")
+"""Commands that need matplotlib. Others do without: it takes longer than they do."""
 TWINS = {
     "deit3_flop_hybrid_*": "deit3_flop_hybrid_test_patch16_64",
     "deit3_flop_invariant_*": "deit3_flop_invariant_test_patch16_64",
@@ -134,11 +138,11 @@ class Room:
                 for pattern, make in FURNITURE.items():
                     if fnmatch(word.rstrip("/"), pattern):
                         path.parent.mkdir(parents=True, exist_ok=True)
-                        make(self, path)
+                        make(self, path.with_name(path.name.replace("*", "some")))
                         break
             elif before in OUTPUTS:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            files = sorted(self.folder.glob(word)) if "*" in word and not path.is_absolute() else []
+            files = sorted(self.folder.glob(word)) if "*" in word and not Path(word).is_absolute() else []
             found += [str(file.relative_to(self.folder)) for file in files] or [word]
         return found
 
@@ -153,20 +157,20 @@ def flopping(room: Room, words: Sequence[str], given: str = "") -> Ran:
     if name not in SMALL and name not in AS_IT_IS:
         raise AssertionError(f"no rule for 'flopping {name}' in tests/doc_commands.py")
     asked = room.furnish(words[1:])
-    if name == "models" and len(asked) > 1:
+    if (name == "models" and len(asked) > 1) or (name == "show" and "--model" in asked):
         small = ()
     if name in ("train", "bench-loader"):
         small = _training(room, asked, small)
         keys = {word.partition("=")[0] for word in small if "=" in word}
         asked = [word for word in asked if word.partition("=")[0] not in keys]
-    if name == "bench" and sum(map(is_network, asked)) != 1:
+    if name == "bench-export" or (name == "bench" and sum(map(is_network, asked)) != 1):
         return _planned(room, asked)
     small_enough = asked if name == "count" else [twin(word) if is_network(word) else word for word in asked]
     done = [*small_enough, *small]
     with ExitStack() as stack:
         if name == "report":  # counting the paper's 28 networks takes half a minute
             stack.enter_context(patch("flopping.bench.figures.paper_costs", lambda progress: COSTS))
-        return replace(_called(done, given, curves=name == "report"), whole=done == list(words[1:]))
+        return replace(_called(done, given, curves=name in DRAWING), whole=done == list(words[1:]))
 
 
 def _called(words: Sequence[str], given: str, curves: bool = True) -> Ran:
@@ -188,10 +192,15 @@ def _planned(room: Room, asked: Sequence[str]) -> Ran:
 
     A file for the records gets some of a test's, for the lines that follow.
     """
-    planned: list[int] = []
-    with patch.object(Session, "measure", lambda self, groups: planned.extend(map(len, groups))):
+    planned: list[object] = []
+    with ExitStack() as stack:
+        if asked[0] == "bench":
+            measure = patch.object(Session, "measure", lambda self, groups: planned.extend(sum(groups, [])))
+        else:
+            measure = patch("flopping.bench.exported.compared", lambda pairs, **_: planned.extend(pairs) or [])
+        stack.enter_context(measure)
         ended = call(*asked)
-    assert sum(planned) > 1, f"nothing would be measured: {ended.err}"
+    assert planned, f"nothing would be measured: {ended.err}"
     for before, word in pairwise(asked):
         if before in OUTPUTS:
             _records(room, room.folder / word)
@@ -294,7 +303,7 @@ FURNITURE: dict[str, Callable[[Room, Path], object]] = {
     "photos": lambda room, path: image_folder(path, SPLITS),
     "flowers": lambda room, path: image_folder(path, {"train": {"rose": 4, "lily": 4}, "val": {"rose": 2, "lily": 2}}),
     "shards": lambda room, path: web_dataset(path, {"train": [8], "validation": [4]}),
-    "*.jsonl": lambda room, path: _records(room, path.with_name(path.name.replace("*", "saved"))),
+    "*.jsonl": _records,
     "*.pth": _checkpoint,
     "my_net.py:*": lambda room, path: path.with_name("my_net.py").write_text(MY_NET, encoding="utf-8"),
     "*.jpg": lambda room, path: picture(1, size=(80, 60)).save(path),
