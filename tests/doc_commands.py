@@ -14,7 +14,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib.metadata import metadata
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -195,7 +195,7 @@ def _planned(room: Room, asked: Sequence[str]) -> Ran:
     planned: list[object] = []
     with ExitStack() as stack:
         if asked[0] == "bench":
-            measure = patch.object(Session, "measure", lambda self, groups: planned.extend(sum(groups, [])))
+            measure = patch.object(Session, "measure", lambda self, groups: planned.extend(chain(*groups)))
         else:
             measure = patch("flopping.bench.exported.compared", lambda pairs, **_: planned.extend(pairs) or [])
         stack.enter_context(measure)
