@@ -29,7 +29,7 @@ CIFAR10 ?= build/cifar10-$(TRAIN_IMAGES)
 SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint timm-suite bench-layers bench-models results experiment-cifar10 wheel-check clean
+.PHONY: help demo test test-long lint timm-suite bench-layers bench-models results experiment-cifar10 wheel-check docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -69,6 +69,9 @@ experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins 
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench-layers
+
+docs: $(READY) ## build the documentation as a site in build/site; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "The site is build/site/index.html"
 
 wheel-check: $(READY) ## build the wheel, install it with its dependencies in a new virtualenv, use it (minutes, 6 GB)
 	@rm -rf $(ROOM) && mkdir -p $(ROOM)

@@ -12,6 +12,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -21,6 +22,7 @@ from flopping.training.fashion import file_names
 ROOT = Path(__file__).parents[1]
 DIST_INFO = f"flopping-{flopping.__version__}.dist-info"
 DEPENDENCIES = {"torch", "timm", "safetensors", "numpy", "pillow", "pyyaml", "rich", "typer"}
+DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "mkdocs.yml")
 
 USE_IT = """
 import flopping
@@ -58,7 +60,7 @@ def files_in(wheel: Path) -> dict[str, bytes]:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree, so that a file that appears there during the tests can't make them fail."""
     copy = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt", ".gitignore"):
+    for name in ("pyproject.toml", "LICENSE", "Makefile", "constraints.txt", ".gitignore", *DOCUMENTS):
         shutil.copy(ROOT / name, copy)
     for name in ("flopping", "flopping_cli", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -118,6 +120,17 @@ def test_metadata_dependencies(metadata: Message) -> None:
     assert {tuple(clause.operator for clause in requirement.specifier) for requirement in required} == {(">=",)}
 
 
+def test_citation() -> None:
+    """The paper, and this project at this version."""
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "preferred-citation"} <= set(found)
+    assert (found["title"], found["version"]) == ("flopping", flopping.__version__)
+    paper = found["preferred-citation"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Bökman", "Nordström", "Kahl"]
+    assert (paper["type"], paper["year"], paper["volume"]) == ("conference-paper", 2025, 267)
+    assert f"## {flopping.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def test_entry_point(wheel: Path) -> None:
     entry_points = ConfigParser()
     entry_points.read_string(files_in(wheel)[f"{DIST_INFO}/entry_points.txt"].decode())
@@ -129,7 +142,8 @@ def test_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) 
     sdist = build("sdist", source, tmp_path / "sdist")
     shutil.unpack_archive(sdist, tmp_path, filter="data")
     unpacked = tmp_path / f"flopping-{flopping.__version__}"
-    assert (unpacked / "tests" / "test_package.py").is_file()
+    for name in ("tests/test_package.py", *DOCUMENTS):
+        assert (unpacked / name).is_file(), name
     rebuilt = build("wheel", unpacked, tmp_path / "wheel")
     record = f"{DIST_INFO}/RECORD"
     assert set(files_in(rebuilt)[record].splitlines()) == set(files_in(wheel)[record].splitlines())

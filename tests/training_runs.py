@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeAlias
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -125,11 +124,22 @@ class Ended:
         return found
 
 
-def call(*arguments: str, curves: bool = False) -> Ended:
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """As if a package weren't installed. What else is imported meanwhile stays, as torch's registries want it."""
+    kept = {name: sys.modules[name]} if name in sys.modules else {}
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        sys.modules.update(kept)
+
+
+def call(*arguments: str, curves: bool = False, given: str = "") -> Ended:
     """A command in this process; without matplotlib, which takes longer than the run, unless curves are asked for."""
-    hidden = {} if curves else {"matplotlib": None}
-    with patch.dict(sys.modules, hidden):
-        found = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
+    with nullcontext() if curves else without("matplotlib"):
+        found = CliRunner().invoke(app, list(arguments), input=given, env={"COLUMNS": "1000"})
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return Ended(found.exit_code, found.stdout, " ".join(found.stderr.split()))

@@ -6,6 +6,7 @@ Finished ones are not run again.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
