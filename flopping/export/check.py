@@ -1,0 +1,81 @@
+"""Whether an exported network is the network: read back, and compared with it number by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flopping.classifier import Classifier
+from flopping.export.describe import description
+from flopping.models.backbone import Backbone
+from flopping.testing import relative_error
+from flopping.training.networks import ignores_mirroring
+
+Run = Callable[[Tensor], Tensor]
+"""From images `(B, C, H, W)` to logits `(B, classes)`."""
+TOLERANCE = 1e-4
+"""The largest difference of two logits, as a share of the largest logit, that rounding may account for."""
+
+
+class CheckFailedError(RuntimeError):
+    """What was written doesn't do what the network does."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found; differences are shares of the largest logit."""
+
+    batches: tuple[int, ...]
+    """How many images there were at a time."""
+    difference: float
+    """Between the logits of what was written and those of the network."""
+    mirror_difference: float
+    """Between the logits of images and of mirrored images, both by what was written."""
+    ignores_mirroring: bool
+    """Whether the network gives the same logits for both: E(X) and I(X) do, H(X) and X don't."""
+
+
+def images_like(size: tuple[int, int, int], mean: Sequence[float], std: Sequence[float], batch: int) -> Tensor:
+    """Made-up pictures `(batch, *size)`, normalised: large soft shapes with a little noise, no two of them alike.
+
+    >>> tuple(images_like((3, 8, 8), (0.5,), (0.25,), batch=2).shape)
+    (2, 3, 8, 8)
+    """
+    generator = torch.Generator().manual_seed(batch)
+    coarse = torch.rand(batch, size[0], 6, 6, generator=generator)
+    shapes = F.interpolate(coarse, size=size[1:], mode="bicubic")
+    pixels = (shapes + 0.05 * torch.randn(batch, *size, generator=generator)).clamp(0, 1)
+    shift, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    return (pixels - shift) / scale
+
+
+def has_mirror_property(model: nn.Module, images: Tensor) -> bool:
+    """Whether mirrored images have the same logits: for our networks by construction, for others as these images say."""
+    if isinstance(model, Backbone):
+        return ignores_mirroring(model)
+    return relative_error(model(images.flip(-1)), model(images)) < TOLERANCE / 10
+
+
+@torch.no_grad()
+def check(run: Run, classifier: Classifier, batches: Sequence[int]) -> Checked:
+    """Compare what was written with the network itself, on images and mirrored images, in batches of several sizes."""
+    model = classifier.model
+    about = description(classifier)
+    difference = mirror = 0.0
+    expected = False
+    for batch in batches:
+        images = images_like(classifier.input_size, about["mean"], about["std"], batch)
+        expected = has_mirror_property(model, images)
+        for x in (images, images.flip(-1)):
+            difference = max(difference, relative_error(run(x), model(x)))
+        mirror = max(mirror, relative_error(run(images.flip(-1)), run(images)))
+    found = Checked(tuple(batches), difference, mirror, expected)
+    if difference > TOLERANCE:
+        raise CheckFailedError(f"its logits differ from the network's by {difference:.1e} of the largest")
+    if expected and mirror > TOLERANCE:
+        raise CheckFailedError(f"its logits for mirrored images differ by {mirror:.1e} of the largest")
+    return found
