@@ -10,6 +10,7 @@ from rich.console import Console
 
 from flopping_cli import (
     bench,
+    bench_export,
     bench_layers,
     bench_loader,
     convert,
@@ -27,6 +28,7 @@ from flopping_cli.common import app, refusals
 __all__ = [
     "app",
     "bench",
+    "bench_export",
     "bench_layers",
     "bench_loader",
     "convert",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flopping.classifier import Classifier, open_classifier
-from flopping.export.check import Checked, check
+from flopping.export.check import Checked, check, pictures
 from flopping.export.formats import format_of, require
 from flopping.whole import whole, whole_folder
 
@@ -66,7 +66,7 @@ def export(
     else:
         progress(f"Opening {target}")
         classifier = open_classifier(target, average=average, img_size=img_size)
-    form.refuse(classifier)
+    form.refuse(classifier.model, classifier.name)
     with (whole if form.suffix else whole_folder)(path) as place:
         progress(f"Writing {path}")
         try:
@@ -77,6 +77,7 @@ def export(
             reason = str(error).strip().split("\n")[0]
             raise ExportError(f"{classifier.name} can't be written as {form.name}: {reason}") from error
         progress(f"Checking {path}")
-        checked = check(form.read(place), classifier, (batch,) if batch else BATCHES)
+        images = [pictures(classifier.model, classifier.input_size, size) for size in ((batch,) if batch else BATCHES)]
+        checked = check(form.read(place), classifier.model, images)
         size = sum(file.stat().st_size for file in ([place] if place.is_file() else place.iterdir()))
-    return Exported(path, form.name, str(classifier.name), size, checked)
+    return Exported(path, form.name, classifier.name, size, checked)

@@ -8,6 +8,7 @@ from typing import Any
 
 import timm
 from timm.models._hub import save_config_for_hf
+from torch import nn
 
 from flopping.checkpoints.files import write_weights
 from flopping.classifier import Classifier
@@ -17,12 +18,12 @@ from flopping.training.checkpoint import CONFIG, WEIGHTS
 CONTENTS = {CONFIG, WEIGHTS}
 
 
-def refuse_strange(classifier: Classifier) -> None:
+def refuse_strange(model: nn.Module, name: str) -> None:
     """A folder holds weights, not code: timm has to know the architecture."""
-    if not timm.is_model(str(classifier.name)):
+    if not timm.is_model(name):
         raise ValueError(
-            f"a folder holds weights for an architecture that timm knows, and {classifier.name!r} is none: register it"
-            " with timm, or export it as .pt2 or .onnx"
+            f"a folder holds weights for an architecture that timm knows, and {name!r} is none: register it with timm,"
+            " or export it as .pt2 or .onnx"
         )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from torch import nn
+
 from flopping.classifier import Classifier
 from flopping.export import folder, onnx_file, pt2
 from flopping.export.check import Run
@@ -27,8 +29,8 @@ class Format:
     modules: tuple[str, ...] = ()
     extra: str = ""
     """The extra of this package that brings these modules."""
-    refuse: Callable[[Classifier], None] = lambda classifier: None
-    """Raises for networks that can't be written this way."""
+    refuse: Callable[[nn.Module, str], None] = lambda model, name: None
+    """Raises for networks, given with their names, that can't be written this way."""
 
 
 FORMATS = (
@@ -74,10 +76,15 @@ def require(form: Format, output: Path, *, batch: int | None, opset: int | None,
         raise ValueError(f"--batch is at least 1, got {batch}")
     if opset is not None and opset not in onnx_file.OPSETS:
         raise ValueError(f"--opset is between {onnx_file.OPSETS[0]} and {onnx_file.OPSETS[-1]}, got {opset}")
+    require_modules(form)
+    _require_place(form, output, force)
+
+
+def require_modules(form: Format) -> None:
+    """Refuse to begin what can't be finished without an extra."""
     missing = [name for name in form.modules if find_spec(name) is None]
     if missing:
         raise ValueError(f"{_kind(form)} needs {', '.join(missing)}: pip install 'flopping[{form.extra}]'")
-    _require_place(form, output, force)
 
 
 def _require_place(form: Format, output: Path, force: bool) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flopping.classifier import Classifier
 from flopping.export.check import Run
 from flopping.export.describe import INPUT, OUTPUT, description
+from flopping.export.lowered import lowered
 from flopping.export.traced import traced
 
 if TYPE_CHECKING:
@@ -29,19 +30,31 @@ LARGEST = 2**31 - 2**26
 """Bytes of weights that a file may hold: 2 GB is the limit of its format, and the graph needs some."""
 
 
-def refuse_large(classifier: Classifier) -> None:
+def refuse_large(model: nn.Module, name: str) -> None:
     """Weights beyond 2 GB would need a second file, which gets lost."""
-    tensors = [*classifier.model.parameters(), *classifier.model.buffers()]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     if size > LARGEST:
         raise ValueError(
-            f"{classifier.name} has {size / 1e9:.1f} GB of weights, and an .onnx file holds 2 GB at most: export it as"
-            " .pt2 or as a folder"
+            f"{name} has {size / 1e9:.1f} GB of weights, and an .onnx file holds 2 GB at most: export it as .pt2 or as"
+            " a folder"
         )
 
 
 def write(classifier: Classifier, path: Path, batch: int | None, opset: int | None) -> None:
-    program = traced(classifier.model, classifier.input_size, batch)
+    """The graph, and all that its users have to know, in one file."""
+    write_graph(classifier.model, classifier.input_size, path, batch, opset, metadata(description(classifier)))
+
+
+def write_graph(
+    model: nn.Module,
+    input_size: tuple[int, int, int],
+    path: Path,
+    batch: int | None = None,
+    opset: int | None = None,
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """The graph for batches of one size, or of any."""
+    program = traced(lowered(model), input_size, batch)
     with _silence():
         made = torch.onnx.export(
             program,
@@ -51,8 +64,8 @@ def write(classifier: Classifier, path: Path, batch: int | None, opset: int | No
             opset_version=opset or DEFAULT_OPSET,
             verbose=False,
         )
-    assert made is not None  # it is when a file is asked for
-    made.model.metadata_props.update(metadata(description(classifier)))
+    assert made is not None  # as it is only where the exporter writes the file itself
+    made.model.metadata_props.update(about or {})
     made.save(path, external_data=False)
 
 

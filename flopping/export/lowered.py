@@ -1,0 +1,117 @@
+"""The same network in fewer passes over memory, for runtimes that run one step after another.
+
+A compiler fuses the many small steps of an equivariant norm or activation. ONNX Runtime runs each of them by itself, and
+each reads and writes whole features. So in what is written for it norms are made of the runtime's own, and the factors of
+the change of basis move into the matrices before and behind it.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from flopping.features import Feature
+from flopping.models.mlp_mixer import OrientedMlp
+from flopping.nn import Activation, LayerNorm, Mlp, Module
+from flopping.sums import Sums, combine
+
+
+class NormOfNorms(Module):
+    """`LayerNorm`, made of an ordinary norm of each part, whose deviation gives way to the joint one.
+
+    The mean of the parts' variances, each with eps, is the joint variance with eps: the law is the same.
+
+    >>> from flopping import Layout, flop, testing
+    >>> layout = Layout(flop, (5, 3))
+    >>> norm, x = testing.randomize_(LayerNorm(layout)), layout.random(7)
+    >>> testing.relative_error(NormOfNorms(norm)(x), norm(x)) < 1e-6
+    True
+    """
+
+    def __init__(self, norm: LayerNorm) -> None:
+        super().__init__(norm.in_layout, norm.out_layout)
+        self.norm = norm
+
+    @staticmethod
+    def serves(layer: nn.Module) -> bool:
+        """Whether the layer is a norm of several parts, all of them of dimension 1."""
+        return (
+            isinstance(layer, LayerNorm)
+            and sum(m > 0 for m in layer.in_layout.multiplicities) > 1
+            and set(layer.in_layout.irrep_dims) == {1}
+            and layer.in_layout.multiplicities[0] > 0
+        )
+
+    def forward(self, x: Feature) -> Feature:
+        norm, layout = self.norm, self.norm.in_layout
+        names = [irrep.name for irrep in layout.group.irreps]
+        used = [i for i, m in enumerate(layout.multiplicities) if m]
+        normed: dict[int, tuple[Tensor, Tensor]] = {}
+        for i in used:
+            weight = norm.weight[names[i]] if names[i] in norm.weight else x[i].new_ones(layout.multiplicities[i])
+            value, _, inverse = torch.native_layer_norm(x[i], (layout.multiplicities[i],), weight, None, norm.eps)
+            normed[i] = value, inverse
+        shares = [layout.multiplicities[i] / layout.dim * normed[i][1].square().reciprocal() for i in used]
+        joint = sum(shares[1:], shares[0]).rsqrt()
+        parts = [part.narrow(-1, 0, 0) if norm.invariant_only else part for part in x]
+        for i in used[:1] if norm.invariant_only else used:
+            value, inverse = normed[i]
+            parts[i] = value * (joint / inverse)
+        parts[0] = parts[0] + norm.bias
+        return tuple(parts)
+
+
+class BareActivation(Module):
+    """An activation whose factors 1/sqrt |G| are left to the layers around it."""
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__(activation.in_layout, activation.out_layout)
+        self.function = activation.function
+        group = activation.in_layout.group
+        self.into, self.back = _bare(group.from_irreps), _bare(group.to_irreps)
+
+    def forward(self, x: Feature) -> Feature:
+        return tuple(combine([self.function(value) for value in combine(x, self.into)], self.back))
+
+
+def _bare(sums: Sums) -> Sums:
+    """The same sums, of which only the sign is left as a factor."""
+    return sums._replace(scaled=tuple((1.0 if size > 0 else -1.0, signs) for size, signs in sums.scaled))
+
+
+def lowered(model: nn.Module) -> nn.Module:
+    """A copy of a network whose norms and activations take fewer steps; what has no such layers is copied as it is.
+
+    >>> import timm
+    >>> from flopping import testing
+    >>> model = testing.randomize_(timm.create_model("deit3_flop_test_patch16_64")).eval()
+    >>> x = torch.randn(2, 3, 64, 64)
+    >>> testing.relative_error(lowered(model)(x), model(x)) < 1e-5
+    True
+    """
+    made = copy.deepcopy(model)
+    for parent in list(made.modules()):
+        if type(parent) in (Mlp, OrientedMlp):
+            _move_factors(parent)
+        for name, layer in list(parent.named_children()):
+            if NormOfNorms.serves(layer):
+                setattr(parent, name, NormOfNorms(layer))
+    return made
+
+
+@torch.no_grad()
+def _move_factors(mlp: Mlp) -> None:
+    """Give the factors of the change of basis to the linear layers, where all of them are the same."""
+    group = mlp.hidden.group
+    if group.order == 1 or not group.signs_only or mlp.hidden.extra:
+        return
+    factor = group.order**-0.5
+    for scaled in (mlp.fc1, mlp.shift1) if isinstance(mlp, OrientedMlp) else (mlp.fc1,):
+        for parameter in scaled.parameters():
+            parameter *= factor
+    for block in mlp.fc2.children():
+        assert isinstance(block, nn.Linear)
+        block.weight *= factor
+    mlp.act = BareActivation(mlp.act)
