@@ -16,7 +16,9 @@ from flopping_cli.common import Quiet, app, progress_console, refusals
 def export(
     model: Annotated[
         str,
-        typer.Argument(help='A run, a checkpoint, the paper\'s name ("E(ViT-S)"), a registered name, FILE.py:ATTRIBUTE.'),
+        typer.Argument(
+            help='A run, a checkpoint, the paper\'s name ("E(ViT-S)"), a registered name, FILE.py:ATTRIBUTE.'
+        ),
     ],
     output: Annotated[
         str, typer.Option("-o", "--output", help="A file that ends in .pt2 or .onnx, or a folder: no suffix, or a /.")

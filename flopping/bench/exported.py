@@ -118,9 +118,7 @@ def compare(
         path = folder / f"{registered}.onnx"
         onnx_file.refuse_large(model, name)
         onnx_file.write_graph(model, size, path)
-        difference = max(
-            difference, check(onnx_file.read(path), model, [pictures(model, size, CHECKED)]).difference
-        )
+        difference = max(difference, check(onnx_file.read(path), model, [pictures(model, size, CHECKED)]).difference)
         images = pictures(model, size, batch).numpy() if images is None else images
         runs[name] = partial(onnx_file.session(path, threads).run, [OUTPUT], {INPUT: images})
         sizes[name] = os.path.getsize(path) / 1e6

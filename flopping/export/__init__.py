@@ -1,6 +1,6 @@
-"""Networks as files that others run: `.pt2`, `.onnx`, and folders that timm loads; each is checked before it is there."""
+"""Networks as files that others run: `.pt2`, `.onnx`, folders that timm loads; checked before they are there."""
 
-from flopping.export.check import CheckFailedError, Checked
+from flopping.export.check import Checked, CheckFailedError
 from flopping.export.export import Exported, ExportError, export
 from flopping.export.formats import FORMATS, Format
 

@@ -54,7 +54,7 @@ def pictures(model: nn.Module, size: tuple[int, int, int], batch: int) -> Tensor
 
 
 def has_mirror_property(model: nn.Module, images: Tensor) -> bool:
-    """Whether mirrored images have the same logits: for our networks by construction, for others as these images say."""
+    """Whether mirrored images have the same logits: by construction for our networks, for others as these ones say."""
     if isinstance(model, Backbone):
         return ignores_mirroring(model)
     return relative_error(model(images.flip(-1)), model(images)) < TOLERANCE / 10

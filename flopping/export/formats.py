@@ -1,4 +1,4 @@
-"""The formats, as rows of a table; a suffix tells which, and what can't be written is refused before the work begins."""
+"""The formats, as rows of a table, told by suffix; what can't be written is refused before the work begins."""
 
 from __future__ import annotations
 
