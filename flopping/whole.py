@@ -52,12 +52,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
         for file in place.iterdir():
             with open(file, "rb") as written:
                 os.fsync(written.fileno())
-        if path.exists():
-            os.rename(path, old)
         try:
+            if path.exists():
+                os.rename(path, old)
             os.rename(place, path)
-        except OSError:
-            if old.exists():
+        except BaseException:  # Ctrl-C too: what makes room lies in a folder that is about to go
+            if old.exists() and not path.exists():
                 os.rename(old, path)
             raise
 
