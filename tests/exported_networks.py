@@ -18,8 +18,8 @@ MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.25, 0.3)
 BATCHES = (1, 5)
 NETWORKS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "E(ViT)": ("deit3_flop_test_patch16_64", {"depth": 1}, True),
-    "H(ViT)": ("deit3_flop_hybrid_test_patch16_64", {}, False),
-    "I(ViT)": ("deit3_flop_invariant_test_patch16_64", {}, True),
+    "H(ViT)": ("deit3_flop_hybrid_test_patch16_64", {"depth": 2, "handoffs": {"1": "hybrid"}}, False),
+    "I(ViT)": ("deit3_flop_invariant_test_patch16_64", {"depth": 2, "handoffs": {"1": "invariant"}}, True),
     "E(ResMLP)": ("resmlp_flop_test_64", {"depth": 1}, True),
     "ResMLP": ("resmlp_test_64", {"depth": 1}, False),
     "E(ConvNeXt iso.)": ("convnext_flop_iso_test", {"depths": [1]}, True),

@@ -207,8 +207,16 @@ def test_a_wrong_export_leaves_what_was_there(
     assert listing(tmp_path) == before
 
 
-@pytest.mark.parametrize("end", [OSError("no space left"), KeyboardInterrupt()], ids=["full disk", "Ctrl-C"])
-@pytest.mark.parametrize("form", OUTPUTS)
+@pytest.mark.parametrize(
+    ("form", "end"),
+    [
+        ("pt2", OSError("no space left")),
+        ("onnx", KeyboardInterrupt()),
+        ("folder", OSError("no space left")),
+        ("folder", KeyboardInterrupt()),
+    ],
+    ids=["pt2-full disk", "onnx-Ctrl-C", "folder-full disk", "folder-Ctrl-C"],
+)
 def test_an_end_midway_leaves_what_was_there(
     form: str, end: BaseException, networks: dict[str, Saved], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

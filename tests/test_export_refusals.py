@@ -36,7 +36,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*arguments: object, **options: object) -> None:
         raise AssertionError("a network was opened before the request was refused")
 
-    monkeypatch.setattr("flopping.export.export.open_classifier", opened)
+    monkeypatch.setattr("flopping.export.exporting.open_classifier", opened)
 
 
 @pytest.fixture

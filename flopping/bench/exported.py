@@ -108,7 +108,9 @@ def compare(
     progress: Callable[[str], object] = lambda text: None,
 ) -> Compared:
     """Export both into a folder, compare their graphs with the networks, and time them in turn."""
-    runs, sizes, difference = {}, {}, 0.0
+    runs: dict[str, Callable[[], object]] = {}
+    sizes: dict[str, float] = {}
+    difference = 0.0
     images = None
     for name, registered in ((pair.name, pair.model), (pair.twin, pair.twin_model)):
         progress(f"Exporting {name}")

@@ -31,6 +31,9 @@ def write(classifier: Classifier, path: Path, batch: int | None, opset: int | No
     own = classifier.folder
     args = json.loads((own / CONFIG).read_text(encoding="utf-8")).get("model_args", {}) if own else _args(classifier)
     save_config_for_hf(classifier.model, path / CONFIG, {"label_names": list(classifier.labels)}, args)
+    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    config["pretrained_cfg"]["input_size"] = list(classifier.input_size)
+    (path / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
     write_weights(classifier.model.state_dict(), path / WEIGHTS)
 
 

@@ -96,7 +96,7 @@ def lowered(model: nn.Module) -> nn.Module:
     """
     made = copy.deepcopy(model)
     for parent in list(made.modules()):
-        if type(parent) in (Mlp, OrientedMlp):
+        if isinstance(parent, Mlp) and type(parent) in (Mlp, OrientedMlp):  # nobody else's
             _move_factors(parent)
         for name, layer in list(parent.named_children()):
             if NormOfNorms.serves(layer):
@@ -113,8 +113,8 @@ def _move_factors(mlp: Mlp) -> None:
     factor = group.order**-0.5
     for scaled in (mlp.fc1, mlp.shift1) if isinstance(mlp, OrientedMlp) else (mlp.fc1,):
         for parameter in scaled.parameters():
-            parameter *= factor
+            parameter.mul_(factor)
     for block in mlp.fc2.children():
         assert isinstance(block, nn.Linear)
-        block.weight *= factor
-    mlp.act = BareActivation(mlp.act)
+        block.weight.mul_(factor)
+    mlp.add_module("act", BareActivation(mlp.act))

@@ -61,6 +61,7 @@ def write_graph(
             dynamo=True,
             input_names=[INPUT],
             output_names=[OUTPUT],
+            dynamic_shapes=None if batch else ({0: "batch"},),  # the name that users see
             opset_version=opset or DEFAULT_OPSET,
             verbose=False,
         )
