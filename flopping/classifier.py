@@ -68,11 +68,11 @@ def open_classifier(
         raise ValueError(f"--average takes the averaged weights of a checkpoint, and {target!r} is none")
     torch.manual_seed(0)
     if ":" in target:
-        return _described(targets.load(target, img_size), target, device, trained=False)
+        return _described(targets.load(target, img_size), target, device, trained=False, img_size=img_size)
     name = registered_name(target)
     cfg = timm.get_pretrained_cfg(name)
     if cfg is None or not cfg.has_weights:
-        return _described(targets.load(name, img_size), name, device, trained=False)
+        return _described(targets.load(name, img_size), name, device, trained=False, img_size=img_size)
     try:
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # each way to fetch a file has its own
@@ -96,9 +96,11 @@ def _described(
     *,
     trained: bool,
     folder: Path | None = None,
+    img_size: int | None = None,
 ) -> Classifier:
     model = model.eval().to(device)
     size = resolve_model_data_config(model)["input_size"]
+    size = size if img_size is None else (size[0], img_size, img_size)
     return Classifier(name, model, _labels(model, labels), size, preparation_of(model, device), trained, folder)
 
 

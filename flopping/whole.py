@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,6 +30,36 @@ def whole(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         place.chmod(0o666 & ~_umask(Path(folder)))
         os.replace(place, path)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder of files: one that is there makes room once the block has ended well.
+
+    Between two renamings there is neither; if the second fails, the older one gets its name back.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with whole_folder(Path(folder, "new")) as place:
+    ...         _ = place.joinpath("a.txt").write_text("all of it")
+    ...     Path(folder, "new", "a.txt").read_text(), os.listdir(folder)
+    ('all of it', ['new'])
+    """
+    path = path.resolve()
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as room:
+        place, old = Path(room, path.name), Path(room, f"{path.name}.old")
+        place.mkdir()
+        yield place
+        for file in place.iterdir():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+        try:
+            if path.exists():
+                os.rename(path, old)
+            os.rename(place, path)
+        except BaseException:  # Ctrl-C too: what makes room lies in a folder that is about to go
+            if old.exists() and not path.exists():
+                os.rename(old, path)
+            raise
 
 
 def _umask(folder: Path) -> int:

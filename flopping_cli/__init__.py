@@ -10,11 +10,13 @@ from rich.console import Console
 
 from flopping_cli import (
     bench,
+    bench_export,
     bench_layers,
     bench_loader,
     convert,
     count,
     experiment,
+    export,
     models,
     recipes,
     report,
@@ -26,11 +28,13 @@ from flopping_cli.common import Quiet, app, progress_console, refusals
 __all__ = [
     "app",
     "bench",
+    "bench_export",
     "bench_layers",
     "bench_loader",
     "convert",
     "count",
     "experiment",
+    "export",
     "models",
     "recipes",
     "report",
