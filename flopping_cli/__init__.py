@@ -18,6 +18,7 @@ from flopping_cli import (
     models,
     recipes,
     report,
+    show,
     train,
     verify,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "models",
     "recipes",
     "report",
+    "show",
     "train",
     "verify",
 ]

@@ -44,7 +44,7 @@ class Captured:
 
 
 def parities(layout: Layout) -> Tensor | None:
-    """1 for channels that keep their sign when the image is flopped, -1 for those that change it, of the packed feature.
+    """1 for channels of a packed feature that keep their sign when the image is flopped, -1 for those that change it.
 
     None for groups that have no flop.
 
@@ -78,13 +78,13 @@ def default_block(model: nn.Module) -> int:
 def capture(model: nn.Module, image: Tensor, block: int | None = None) -> Captured:
     """Run a network on a prepared image `(1, C, H, W)` and on its mirror image.
 
-    Features are those behind a block, counted from 0 (for networks in stages: behind a stage). Attention is that of the
-    same block, by default of the last one that has any.
+    Features are those behind a block (of networks in stages: behind a stage), counted from 0, or from -1 at the end.
+    Attention is that of the same block, by default of the last one that has any.
     """
     blocks = len(_places(model))
-    chosen = default_block(model) if block is None else block
-    if not 0 <= chosen < blocks:
-        raise ValueError(f"the network has the blocks 0 to {blocks - 1}, got {chosen}")
+    if block is not None and not -blocks <= block < blocks:
+        raise ValueError(f"the network has the blocks 0 to {blocks - 1} (-1 is the last one), got {block}")
+    chosen = default_block(model) if block is None else block % blocks
     both = torch.cat((image, image.flip(-1)))
     with _queries_and_keys(model) as found:
         logits = model(both)
@@ -92,7 +92,7 @@ def capture(model: nn.Module, image: Tensor, block: int | None = None) -> Captur
     (features,) = places.forward_intermediates(
         both, indices=[chosen], stop_early=True, output_fmt="NCHW", intermediates_only=True
     )
-    attending = max(found, default=chosen) if block is None else block
+    attending = max(found, default=chosen) if block is None else chosen
     attention = None
     prefix = int(getattr(model, "num_prefix_tokens", 0))
     if attending in found and prefix:

@@ -130,7 +130,6 @@ def look(classifier: Classifier, image: Image.Image, *, block: int | None = None
     prepared = classifier.prepare([image])
     seen = capture(classifier.model, prepared, block)
     focus = seen.attention if seen.attention is not None else seen.features.square().mean(1).sqrt()
-    answers = tuple(_short(classifier.labels[number]) for number in seen.logits.argmax(1)) if seen.logits.numel() else ()
     name = names_in_paper().get(classifier.name, classifier.name)
     return View(
         model=name,
@@ -146,7 +145,7 @@ def look(classifier: Classifier, image: Image.Image, *, block: int | None = None
         focus_difference=_difference(focus, 1.0),
         scores=tuple(_scores(seen.logits, classifier.labels)),
         logits_difference=relative_error(seen.logits[1], seen.logits[0]),
-        answers=(answers[0], answers[1]) if answers else ("", ""),
+        answers=_answers(seen.logits, classifier.labels),
     )
 
 
@@ -184,6 +183,14 @@ def _pair(name: str, maps: Tensor) -> Pair:
 def _difference(both: Tensor, sign: float) -> float:
     """How far maps of the mirror image are from the mirrored maps, times a sign."""
     return relative_error(both[1], sign * both[0].flip(-1))
+
+
+def _answers(logits: Tensor, labels: tuple[str, ...]) -> tuple[str, str]:
+    """The classes that come first."""
+    if not logits.numel():
+        return "", ""
+    before, after = logits.argmax(1).tolist()
+    return _short(labels[before]), _short(labels[after])
 
 
 def _scores(logits: Tensor, labels: tuple[str, ...]) -> list[Score]:

@@ -1,0 +1,117 @@
+"""What the picture and the page say, in the same words."""
+
+from __future__ import annotations
+
+from flopping.bench.drawing import COLOURS
+from flopping.show.view import SAME, Row, View
+
+PLUS, MINUS = COLOURS["ResMLP"], COLOURS["ViT"]
+"""Colours of values above and below 0: orange and blue, told apart by colour-blind eyes."""
+BARS = COLOURS["ConvNeXt"]
+CHANGES = ("What the maps above have", "beyond the mirrored ones", "from the left side:")
+COLUMNS = ("the image", "its mirror image")
+UNTRAINED = "The network is untrained: what it says means nothing yet, but the law holds before any training."
+
+
+def title(view: View) -> str:
+    return f"{view.model}: an image and its mirror image"
+
+
+def summary(view: View) -> str:
+    """The whole picture in two sentences."""
+    kinds = [row.kind for row in view.rows]
+    if "odd" in kinds and view.same:
+        law = "Mirror the image, and all features are mirrored; odd ones also change their sign. So the answer stays."
+    elif "odd" in kinds:
+        law = (
+            "Mirror the image, and the features are mirrored; odd ones also change their sign. Later blocks are"
+            " ordinary ones, so the answer may change."
+        )
+    elif "even" in kinds:
+        law = "Mirror the image, and all features are mirrored. So the answer stays."
+    elif view.same:
+        law = "No channel is even or odd, and yet the answer stays."
+    else:
+        law = "An ordinary network: mirror the image, and it computes something else. So the answer may change."
+    return law if view.trained else f"{law} {UNTRAINED}"
+
+
+def focus_heading(view: View) -> str:
+    if view.is_attention:
+        return f"Attention of the class token: {_mirrored(view.focus_difference)}"
+    return f"Strength of the features: {_mirrored(view.focus_difference)}"
+
+
+def focus_caption(view: View) -> str:
+    what = "mean over heads" if view.is_attention else "root mean square of all channels"
+    return f"block {_of(view.focus_block, view)}, {what}; {difference(view.focus_difference)}"
+
+
+def row_heading(row: Row) -> str:
+    """What a row shows, in a few words."""
+    if row.kind == "odd":
+        return "Odd channels: mirrored, and orange becomes blue"
+    return f"{'Even channels' if row.kind == 'even' else 'Channels'}: {_mirrored(row.difference)}"
+
+
+def row_caption(row: Row, view: View) -> str:
+    """Where the channels are from, what colours mean, and the figure behind the heading."""
+    colours = "orange above 0, blue below; " if row.kind == "odd" else ""
+    return f"{colours}block {_of(view.block, view)}; {difference(row.difference)}"
+
+
+def answer_heading(view: View) -> str:
+    before, after = view.answers
+    if view.same:
+        return f"The answer is the same: {before}"
+    if before == after:
+        return f"The answer is {before} both times, but not with the same logits"
+    return f"The answer changes: {before} becomes {after}"
+
+
+def answer_caption(view: View) -> str:
+    return f"probability (logit); {difference(view.logits_difference)}"
+
+
+def difference(value: float) -> str:
+    """
+    >>> difference(0.0), difference(3.1e-7), difference(0.52)
+    ('no difference', 'largest difference 3e-07', 'largest difference 0.52')
+    """
+    if value == 0:
+        return "no difference"
+    return f"largest difference {value:.0e}" if value < 1e-2 else f"largest difference {value:.2g}"
+
+
+def said(share: float, logit: float) -> str:
+    """
+    >>> said(0.9876, 7.3)
+    '98.8 % (7.30)'
+    """
+    return f"{percent(share)} ({logit:.2f})"
+
+
+def percent(share: float) -> str:
+    """
+    >>> percent(0.9876), percent(0.00341)
+    ('98.8 %', '0.34 %')
+    """
+    return f"{100 * share:.1f} %" if share >= 0.01 or not share else f"{100 * share:.2g} %"
+
+
+def cut(text: str, length: int) -> str:
+    """
+    >>> cut("black-and-tan coonhound", 12)
+    'black-and-t…'
+    """
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _mirrored(value: float) -> str:
+    return "mirrored" if value <= SAME else "not the mirrored ones"
+
+
+def _of(block: int, view: View) -> str:
+    """A block, counted from 0 as everywhere."""
+    last = view.blocks - 1
+    return f"{block} (the last)" if block == last else f"{block} (of 0 to {last})"
