@@ -174,7 +174,8 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
     >>> attention_weights(torch.zeros(1, 1, 2, 4), torch.ones(1, 1, 2, 4)).tolist()
     [[[[0.5, 0.5], [0.5, 0.5]]]]
     """
-    return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
+    products: Tensor = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return products.softmax(-1)
 
 
 def _split_heads(part: Tensor, d: int, num_heads: int) -> Tensor:

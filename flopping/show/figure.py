@@ -78,13 +78,15 @@ def heat(pixels: RGB, focus: Map, limits: tuple[float, float]) -> RGB:
     rows = np.arange(pixels.shape[0]) * focus.shape[0] // pixels.shape[0]
     columns = np.arange(pixels.shape[1]) * focus.shape[1] // pixels.shape[1]
     colours = painted(focus[rows][:, columns], colormaps["inferno"], limits)
-    return (0.35 * pixels.mean(2, keepdims=True) + 0.65 * colours).round().astype(np.uint8)
+    mixed: RGB = (0.35 * pixels.mean(2, keepdims=True) + 0.65 * colours).round().astype(np.uint8)
+    return mixed
 
 
 def draw(view: View) -> Figure:
     """The picture as a figure."""
     with style():
-        return _Sheet(view).figure
+        sheet: Figure = _Sheet(view).figure
+        return sheet
 
 
 def png(view: View) -> bytes:

@@ -71,7 +71,8 @@ class View:
     """A network's view of an image. Differences are the largest ones, relative to the largest value."""
 
     model: str
-    trained: bool
+    trained: bool | None
+    """None for a module of yours, of which nobody knows."""
     group: str | None
     """What the features follow; None for networks that aren't ours."""
     pixels: NDArray[np.uint8]
@@ -133,7 +134,7 @@ def look(classifier: Classifier, image: Image.Image, *, block: int | None = None
     name = names_in_paper().get(classifier.name, classifier.name)
     return View(
         model=name,
-        trained=classifier.trained,
+        trained=None if ":" in classifier.name else classifier.trained,
         group=None if seen.layout is None else seen.layout.group.name,
         pixels=_pixels(classifier, prepared),
         block=seen.block,

@@ -10,7 +10,7 @@ PLUS, MINUS = COLOURS["ResMLP"], COLOURS["ViT"]
 BARS = COLOURS["ConvNeXt"]
 CHANGES = ("What the maps above have", "beyond the mirrored ones", "from the left side:")
 COLUMNS = ("the image", "its mirror image")
-UNTRAINED = "The network is untrained: what it says means nothing yet, but the law holds before any training."
+UNTRAINED = "The network is untrained: what it says means nothing yet"
 
 
 def title(view: View) -> str:
@@ -18,22 +18,17 @@ def title(view: View) -> str:
 
 
 def summary(view: View) -> str:
-    """The whole picture in two sentences."""
+    """The whole picture in two or three sentences."""
     kinds = [row.kind for row in view.rows]
-    if "odd" in kinds and view.same:
-        law = "Mirror the image, and all features are mirrored; odd ones also change their sign. So the answer stays."
-    elif "odd" in kinds:
-        law = (
-            "Mirror the image, and the features are mirrored; odd ones also change their sign. Later blocks are"
-            " ordinary ones, so the answer may change."
-        )
-    elif "even" in kinds:
-        law = "Mirror the image, and all features are mirrored. So the answer stays."
-    elif view.same:
-        law = "No channel is even or odd, and yet the answer stays."
+    if "plain" in kinds:
+        law = "These are ordinary channels: mirror the image, and they show something else. So the answer may change."
+        note = f"{UNTRAINED}."
     else:
-        law = "An ordinary network: mirror the image, and it computes something else. So the answer may change."
-    return law if view.trained else f"{law} {UNTRAINED}"
+        signs = "; odd ones also change their sign" if "odd" in kinds else ""
+        after = "So" if view.same else "But later blocks are ordinary ones, so"
+        law = f"Mirror the image, and its features are mirrored{signs}. {after} the answer {_stays(view)}."
+        note = f"{UNTRAINED}, but the law holds before any training."
+    return f"{law} {note}" if view.trained is False else law
 
 
 def focus_heading(view: View) -> str:
@@ -50,7 +45,7 @@ def focus_caption(view: View) -> str:
 def row_heading(row: Row) -> str:
     """What a row shows, in a few words."""
     if row.kind == "odd":
-        return "Odd channels: mirrored, and orange becomes blue"
+        return f"Odd channels: {_mirrored(row.difference)}, and orange becomes blue"
     return f"{'Even channels' if row.kind == 'even' else 'Channels'}: {_mirrored(row.difference)}"
 
 
@@ -108,7 +103,11 @@ def cut(text: str, length: int) -> str:
 
 
 def _mirrored(value: float) -> str:
-    return "mirrored" if value <= SAME else "not the mirrored ones"
+    return "mirrored" if value <= SAME else "not mirrored"
+
+
+def _stays(view: View) -> str:
+    return "stays" if view.same else "may change"
 
 
 def _of(block: int, view: View) -> str:
