@@ -15,7 +15,8 @@ body { margin: 0 auto; padding: 1.5rem clamp(1rem, 3vw, 2rem) 4rem; max-width: 9
   color: var(--ink); font: 1rem/1.55 system-ui, "Segoe UI", "Liberation Sans", Helvetica, Arial, sans-serif; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 1rem 0 .5rem; }
 h2 { font-size: 1.3rem; margin: 2.6rem 0 .6rem; padding-bottom: .25rem; border-bottom: 1px solid var(--line); }
-p, li, figcaption { max-width: 46rem; overflow-wrap: anywhere; }
+h1, h2, p, li, figcaption { overflow-wrap: anywhere; }
+p, li, figcaption { max-width: 46rem; }
 .soft, figcaption, caption { color: var(--soft); }
 @media (max-width: 40rem) { body { padding-top: .5rem; } }
 @media print {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-VOID = {"meta", "path", "use", "rect", "br"}
+VOID = {"meta", "path", "use", "rect", "br", "img"}
 
 
 class Reader(HTMLParser):
