@@ -352,7 +352,9 @@ def test_the_same_view_gives_the_same_bytes(equivariant: View) -> None:
 def test_every_family_is_drawn(name: str, photo: Path) -> None:
     view = look(classifier(network(name), name), Image.open(photo), channels=1)
     assert not view.is_attention
-    assert "Strength of the features: mirrored" in text_of(draw(view))
+    text = text_of(draw(view))
+    assert "Strength of the features: mirrored" in text
+    assert ("stage 1 (of 0 to 3)" if name == "convnext_flop_test" else "block ") in text
     with Image.open(io.BytesIO(png(view))) as drawn:
         assert drawn.width == 1800
 

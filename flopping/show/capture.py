@@ -5,6 +5,7 @@ Legend: B batch, C channels, H height and W width of an image, h and w of a feat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Captured:
 
     block: int
     blocks: int
+    unit: str
+    """What features are taken behind: a "block" or a "stage"."""
     layout: Layout | None
     """Of the features; None for a network that isn't ours."""
     features: Tensor
@@ -100,7 +103,8 @@ def capture(model: nn.Module, image: Tensor, block: int | None = None) -> Captur
         attention = weights_BHNN[:, :, 0, prefix:].mean(1).unflatten(-1, features.shape[-2:])
     layout = model.layouts[chosen] if isinstance(model, Backbone) else None
     classes = int(getattr(model, "num_classes", 0))
-    return Captured(chosen, blocks, layout, features, attending, attention, logits if classes else logits[:, :0])
+    unit = "stage" if re.fullmatch(r"stages[._]\d+", str(places.feature_info[chosen]["module"])) else "block"
+    return Captured(chosen, blocks, unit, layout, features, attending, attention, logits if classes else logits[:, :0])
 
 
 def _places(model: nn.Module) -> list[Any]:

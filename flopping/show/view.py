@@ -79,6 +79,7 @@ class View:
     """The image as the network got it, `(H, W)` or `(H, W, 3)`."""
     block: int
     blocks: int
+    unit: str
     rows: tuple[Row, ...]
     focus: Pair
     """Attention of the class token, or where features are strong."""
@@ -139,6 +140,7 @@ def look(classifier: Classifier, image: Image.Image, *, block: int | None = None
         pixels=_pixels(classifier, prepared),
         block=seen.block,
         blocks=seen.blocks,
+        unit=seen.unit,
         rows=tuple(_rows(seen, channels)),
         focus=_pair("", focus),
         is_attention=seen.attention is not None,
@@ -195,13 +197,13 @@ def _answers(logits: Tensor, labels: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _scores(logits: Tensor, labels: tuple[str, ...]) -> list[Score]:
-    """The classes with the highest probabilities, for one image or the other."""
+    """The classes with the highest probabilities, for one image or the other; the image's order."""
     if not logits.numel():
         return []
     probabilities = logits.softmax(1)
     first = probabilities.amax(0).topk(min(SHOWN_CLASSES, len(labels))).indices.tolist()
     rows = []
-    for number in first:
+    for number in sorted(first, key=lambda number: -float(probabilities[0, number])):
         of_image, of_mirrored = logits[:, number].tolist()
         likely, likely_mirrored = probabilities[:, number].tolist()
         rows.append(Score(_short(labels[number]), (of_image, of_mirrored), (likely, likely_mirrored)))

@@ -39,7 +39,7 @@ def focus_heading(view: View) -> str:
 
 def focus_caption(view: View) -> str:
     what = "mean over heads" if view.is_attention else "root mean square of all channels"
-    return f"block {_of(view.focus_block, view)}, {what}; {difference(view.focus_difference)}"
+    return f"{_place(view.focus_block, view)}, {what}; {difference(view.focus_difference)}"
 
 
 def row_heading(row: Row) -> str:
@@ -52,7 +52,7 @@ def row_heading(row: Row) -> str:
 def row_caption(row: Row, view: View) -> str:
     """Where the channels are from, what colours mean, and the figure behind the heading."""
     colours = "orange above 0, blue below; " if row.kind == "odd" else ""
-    return f"{colours}block {_of(view.block, view)}; {difference(row.difference)}"
+    return f"{colours}{_place(view.block, view)}; {difference(row.difference)}"
 
 
 def answer_heading(view: View) -> str:
@@ -88,10 +88,12 @@ def said(share: float, logit: float) -> str:
 
 def percent(share: float) -> str:
     """
-    >>> percent(0.9876), percent(0.00341)
-    ('98.8 %', '0.34 %')
+    >>> percent(0.9876), percent(0.00341), percent(2e-9)
+    ('98.8 %', '0.34 %', '< 0.01 %')
     """
-    return f"{100 * share:.1f} %" if share >= 0.01 or not share else f"{100 * share:.2g} %"
+    if share < 1e-4:
+        return "< 0.01 %"
+    return f"{100 * share:.1f} %" if share >= 0.01 else f"{100 * share:.2f} %"
 
 
 def cut(text: str, length: int) -> str:
@@ -110,7 +112,7 @@ def _stays(view: View) -> str:
     return "stays" if view.same else "may change"
 
 
-def _of(block: int, view: View) -> str:
-    """A block, counted from 0 as everywhere."""
+def _place(number: int, view: View) -> str:
+    """A block or a stage, counted from 0 as everywhere."""
     last = view.blocks - 1
-    return f"{block} (the last)" if block == last else f"{block} (of 0 to {last})"
+    return f"{view.unit} {number} ({'the last' if number == last else f'of 0 to {last}'})"
