@@ -50,5 +50,5 @@ def _smoothness(unit: Tensor) -> Tensor:
 
 def _change(unit: Tensor, sign: float) -> Tensor:
     """How much a map changes, between 0 and 1, when it is mirrored and multiplied by a sign."""
-    change: Tensor = (unit - sign * unit.flip(-1)).flatten(1)
-    return change.norm(dim=1) / 2
+    change = (unit - sign * unit.flip(-1)).square()
+    return change.sum((1, 2)).sqrt() / 2
