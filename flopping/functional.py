@@ -140,12 +140,7 @@ def attention(qkv: Feature, layout: Layout, num_heads: int, dropout: float = 0.0
     `qkv` has three times the copies of `layout`, ordered (3, heads, copies per head) in each part. The dot
     product runs over all parts of a head together, so it is invariant, and the same weights mix all values.
     """
-    heads = []
-    for i, d in enumerate(layout.irrep_dims):
-        if layout.multiplicities[i]:
-            split_B3HND = _split_heads(qkv[i], d, num_heads)
-            heads.append(split_B3HND)
-    q, k, v = (heads[0] if len(heads) == 1 else torch.cat(heads, -1)).unbind(1)
+    q, k, v = heads(qkv, layout, num_heads)
     mixed_BHND = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     mixed_BNHD = mixed_BHND.transpose(1, 2)
     parts = []
@@ -156,6 +151,31 @@ def attention(qkv: Feature, layout: Layout, num_heads: int, dropout: float = 0.0
         parts.append(part.flatten(-2) if d == 1 else part.unflatten(-1, (d, -1)).transpose(-3, -2).flatten(-2))
         start += width
     return tuple(parts)
+
+
+def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `(B, H, N, D)` from `qkv` as in `attention`: of each head all parts, one behind another.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 8)
+    >>> [tuple(part.shape) for part in heads((layout * 3).random(2, 5), layout, num_heads=2)]
+    [(2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)]
+    """
+    split_B3HND = [
+        _split_heads(qkv[i], d, num_heads) for i, d in enumerate(layout.irrep_dims) if layout.multiplicities[i]
+    ]
+    q, k, v = (split_B3HND[0] if len(split_B3HND) == 1 else torch.cat(split_B3HND, -1)).unbind(1)
+    return q, k, v
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """What each token takes from each: `(B, H, N, N)`, rows of which sum to 1. `attention` itself never holds them.
+
+    >>> attention_weights(torch.zeros(1, 1, 2, 4), torch.ones(1, 1, 2, 4)).tolist()
+    [[[[0.5, 0.5], [0.5, 0.5]]]]
+    """
+    products: Tensor = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return products.softmax(-1)
 
 
 def _split_heads(part: Tensor, d: int, num_heads: int) -> Tensor:

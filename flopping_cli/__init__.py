@@ -20,6 +20,7 @@ from flopping_cli import (
     models,
     recipes,
     report,
+    show,
     train,
     verify,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "models",
     "recipes",
     "report",
+    "show",
     "train",
     "verify",
 ]

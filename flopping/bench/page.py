@@ -11,9 +11,10 @@ from flopping.bench.drawing import BACKGROUND, COLOURS, GRID, INK
 from flopping.bench.notes import MEANING, machines, mark, notes, title
 from flopping.bench.records import Record
 from flopping.bench.tables import Column, by_family, columns, headings
+from flopping.pages import document, generator
 
-GENERATOR = '<meta name="generator" content="flopping report">'
-"""What tells a page of ours from others."""
+COMMAND = "report"
+GENERATOR = generator(COMMAND)
 
 CAPTIONS = {
     "gain": "Speed-up over the FLOPs of the ordinary network, with 95 % confidence intervals. Hollow: the paper's, on"
@@ -24,18 +25,6 @@ CAPTIONS = {
 """Figures by the names of their files, in the order of the page."""
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #fefefe; --ink: #1f2328; --soft: #59636e; --line: #d8dee4; --band: #f6f8fa; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { --paper: #15181c; --ink: #e3e7ec; --soft: #9aa4af; --line: #343a42; --band: #1d2127;
-    --resmlp: #f0843c; --vit: #56aee8; --convnext: #2fc79a; --others: #e39cc4; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem clamp(1rem, 3vw, 2rem) 4rem; max-width: 90rem; background: var(--paper);
-  color: var(--ink); font: 1rem/1.55 system-ui, "Segoe UI", "Liberation Sans", Helvetica, Arial, sans-serif; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 1rem 0 .5rem; }
-h2 { font-size: 1.3rem; margin: 2.6rem 0 .6rem; padding-bottom: .25rem; border-bottom: 1px solid var(--line); }
-p, li, figcaption { max-width: 46rem; overflow-wrap: anywhere; }
-.soft, figcaption, caption { color: var(--soft); }
 .notes { font-size: .9rem; color: var(--soft); padding-left: 0; list-style: none; }
 .notes li { margin: .3rem 0; }
 figure { margin: 1rem 0 2rem; }
@@ -63,14 +52,11 @@ a { color: inherit; }
 @media (max-width: 40rem) {
   tbody th, th.model { position: static; }
   figure svg { min-width: 42rem; }
-  body { padding-top: .5rem; }
 }
 @media print {
-  :root { color-scheme: light; --paper: #fff; --ink: #000; --soft: #444; --line: #bbb; --band: #fff; }
   @page { size: A4 landscape; margin: 12mm; }
-  body { padding: 0; max-width: none; }
   table { font-size: .6rem; } th, td { padding: .15rem .3rem; }
-  .scroll, figure > div { overflow: visible; } figure, tr, pre { break-inside: avoid; } h2 { break-after: avoid; }
+  .scroll, figure > div { overflow: visible; }
 }
 """
 
@@ -81,18 +67,7 @@ def page(rows: Sequence[Row], records: Sequence[Record], figures: Mapping[str, s
     drawn = {name: _figure(name, figures[name]) for name in CAPTIONS if name in figures}
     gain = drawn.pop("gain", "<p>No speed-up was measured, so there is no figure of it.</p>")
     links = ", ".join(f'<a href="{escape(name)}">{escape(name)}</a>' for name in files)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-{GENERATOR}
-<title>What equivariance costs: measurements of flopping</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-<h1>What equivariance costs</h1>
+    body = f"""<h1>What equivariance costs</h1>
 <p>FLOPs, throughput and memory of networks that know a mirrored image shows the same thing, beside ordinary ones of the
 same size, and beside what the paper reports.</p>
 {_list(map(_summary, tables), "summary")}
@@ -108,11 +83,8 @@ same size, and beside what the paper reports.</p>
 {_list(machines(rows), "machines")}
 <h2 id="commands">Commands</h2>
 {_commands(records)}
-{f"<h2>Files</h2><p>Tables and figures beside this page: {links}.</p>" if links else ""}
-</main>
-</body>
-</html>
-"""
+{f"<h2>Files</h2><p>Tables and figures beside this page: {links}.</p>" if links else ""}"""
+    return document("What equivariance costs: measurements of flopping", COMMAND, STYLE, body)
 
 
 def inline(svg: str, prefix: str) -> str:

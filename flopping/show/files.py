@@ -1,0 +1,37 @@
+"""The picture and the page as files, each written whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flopping.show.figure import png
+from flopping.show.page import page
+from flopping.show.view import View
+from flopping.whole import whole
+
+
+def paths(picture: Path, html: bool, force: bool) -> list[Path]:
+    """The files to write, a picture and a page beside it if asked for; refused where one is there already.
+
+    >>> [path.name for path in paths(Path("butterfly.png"), html=True, force=False)]
+    ['butterfly.png', 'butterfly.html']
+    """
+    if picture.suffix.lower() != ".png":
+        raise ValueError(f"the picture is a PNG file, so its name ends with .png, got {str(picture)!r}")
+    if not picture.parent.is_dir():
+        raise ValueError(f"there is no folder {str(picture.parent)!r} for {picture.name!r}")
+    found = [picture, picture.with_suffix(".html")] if html else [picture]
+    for path in found:
+        if path.is_dir():
+            raise ValueError(f"{str(path)!r} is a folder: name a file")
+        if not force and (path.exists() or path.is_symlink()):
+            raise ValueError(f"{str(path)!r} is there already: --force replaces it, or name another by -o")
+    return found
+
+
+def write(view: View, image: str, files: list[Path]) -> None:
+    """Write what `paths` has found; `image` is what the image is called."""
+    contents = [png(view) if path.suffix != ".html" else page(view, image).encode() for path in files]
+    for path, content in zip(files, contents, strict=True):
+        with whole(path) as place:
+            place.write_bytes(content)
