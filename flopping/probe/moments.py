@@ -36,7 +36,9 @@ class Moments:
     def __init__(self, channels: int, device: torch.device | str = "cpu") -> None:
         self.channels, self.pairs = channels, 0
         self.mean = torch.zeros(channels, dtype=torch.float64, device=device)
-        self._even = torch.zeros(channels, channels, dtype=torch.float64, device=device)  # sums of u uᵀ, around the mean
+        self._even = torch.zeros(
+            channels, channels, dtype=torch.float64, device=device
+        )  # sums of u uᵀ, around the mean
         self._odd = torch.zeros_like(self._even)  # sums of v vᵀ
 
     def add(self, f: Tensor, g: Tensor) -> Moments:

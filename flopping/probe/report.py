@@ -118,7 +118,11 @@ class Report:
     def verdict(self) -> str:
         """What the task seems to want, in a sentence."""
         counts, share = self.mean("counts"), self.invariant_share
-        more = "" if share > -0.5 / EIGHTHS else " (it has more odd directions than even ones, which no network of ours has)"
+        more = (
+            ""
+            if share > -0.5 / EIGHTHS
+            else " (it has more odd directions than even ones, which no network of ours has)"
+        )
         return (
             f"Of all directions, {counts.even:.0%} are even, {counts.odd:.0%} odd, and {counts.neither:.0%} are not"
             f" foretold by the mirror image. With those as half even, half odd, that is {(1 + share) / 2:.0%} even and"
