@@ -29,15 +29,16 @@ def probe(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A run, one of its checkpoints, a folder that timm's models save, a model's name, or FILE.py:ATTRIBUTE.",
+            help="A run, one of its checkpoints, a folder that timm's models save, a model's name, or"
+            " FILE.py:ATTRIBUTE.",
         ),
     ],
     data: Annotated[
         str,
         typer.Argument(
             metavar="DATA",
-            help="A folder of images, with classes or without (if it has val/ in it, those); fashion-mnist; or a name that"
-            " timm knows: torch/NAME, hfds/NAME, wds/NAME. Of data by name the test images are taken.",
+            help="A folder of images, with classes or without (if it has val/ in it, those); fashion-mnist; or a name"
+            " that timm knows: torch/NAME, hfds/NAME, wds/NAME. Of data by name the test images are taken.",
         ),
     ],
     root: Root = None,
@@ -67,9 +68,9 @@ def probe(
 ) -> None:
     """How equivariant is an ordinary network already? What share of even and odd channels does its task want?
 
-    For every layer, a steering matrix A is fitted to features of images and of their mirror images. Errors are shares of
-    the variance, on images that the fit hasn't seen: of A itself, of the nearest A with A A = I, and of A = I. A direction
-    is even or odd if at least half of it is foretold by the mirror image.
+    For every layer, a steering matrix A is fitted to features of images and of their mirror images. Errors are shares
+    of the variance, on images that the fit hasn't seen: of A itself, of the nearest A with A A = I, and of A = I. A
+    direction is even or odd if at least half of it is foretold by the mirror image.
 
     Examples: flopping probe runs/vit-s imagenet/ -o probe.png; flopping probe runs/fashion fashion-mnist --json;
     flopping probe my_net.py:build photos/ --layers 'stages.2.*' --images 2000

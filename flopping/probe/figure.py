@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flopping.bench.drawing import BACKGROUND, INK, finished, panels, render, style
 from flopping.probe.report import Report
@@ -66,7 +66,7 @@ def _spectrum(axes: Axes, report: Report) -> None:
 
 
 def _errors(axes: Axes, report: Report) -> None:
-    looks = {
+    looks: dict[str, tuple[str, dict[str, Any]]] = {
         "identity_error": ("A = I (invariance)", {"color": NEITHER, "marker": "^", "ls": "--"}),
         "involution_error": ("A A = I", {"color": EVEN, "marker": "s", "mfc": BACKGROUND}),
         "error": ("least squares", {"color": INK, "marker": "o"}),

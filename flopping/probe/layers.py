@@ -107,7 +107,8 @@ class Hooked(Taps):
 
         handles = [self.model.get_submodule(name).register_forward_hook(hook(name)) for name in self.names]
         try:
-            self.model(images)
+            # a head that reads even channels only may keep the last block from computing the others
+            getattr(self.model, "forward_features", self.model)(images)
         finally:
             for handle in handles:
                 handle.remove()
@@ -123,11 +124,12 @@ class Hooked(Taps):
 def open_taps(model: nn.Module, example: Tensor, layers: Sequence[str] = ()) -> Taps:
     """Where features are taken, found out by running the network on an example `(B, C, H, W)`.
 
-    These are the layers that `forward_intermediates` of a network of timm or of ours gives: the blocks of a transformer,
-    the stages of a convolutional network. Where there is none, it is the modules that `feature_info` of a network of
-    timm names, else the children of your network, those of its sequences one by one. `layers` chooses among them by
-    name, with * and ?; what is none of these names may be that of any module inside. Modules give maps `(B, C, H, W)`,
-    tokens `(B, N, C)` in the order of the image's rows behind a few class tokens, or features of our layers.
+    These are the layers that `forward_intermediates` of a network of timm or of ours gives: the blocks of a
+    transformer, the stages of a convolutional network. Where there is none, it is the modules that `feature_info` of a
+    network of timm names, else the children of your network, those of its sequences one by one. `layers` chooses among
+    them by name, with * and ?; what is none of these names may be that of any module inside. Modules give maps
+    `(B, C, H, W)`, tokens `(B, N, C)` in the order of the image's rows behind a few class tokens, or features of our
+    layers.
     """
     usual = _usual(model, example)
     if not layers:
@@ -162,7 +164,7 @@ def _usual(model: nn.Module, example: Tensor) -> Intermediates | Hooked:
         modules = dict(model.named_modules())
         named = [name for name in known if name in modules]
         return Hooked(model, named or list(_children(model)), example)
-    except (AssertionError, RuntimeError, TypeError) as error:
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         shape = " x ".join(map(str, example.shape[1:]))
         reason = " ".join(str(error).split())
         raise ValueError(f"{type(model).__name__} can't be probed with images of {shape}: {reason}") from error

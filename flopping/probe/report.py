@@ -62,8 +62,9 @@ class LayerReport:
 
     @cached_property
     def counts(self) -> Shares:
-        """The split of directions: 1 / live for each."""
-        return _split([(w, 1 / self.live) for w, _ in self.spectrum])
+        """The split of directions, each of which counts the same."""
+        found = _split([(w, 1.0) for w, _ in self.spectrum])
+        return Shares(*(number / self.live for number in _parts(found)))
 
     @cached_property
     def variances(self) -> Shares:
