@@ -190,7 +190,7 @@ def test_pure_noise_is_neither_even_nor_odd_and_held_out_pairs_show_it() -> None
     assert found.error > 0.99
     assert found.fit_error < found.error
     unguarded = steer(folds(f, g).fit)
-    assert error(unguarded.matrix, unguarded.mean, folds(f, g).fit) < 0.8  # by chance alone
+    assert error(unguarded.matrix, unguarded.mean, folds(f, g).fit) < 0.9  # by chance alone
     assert error(unguarded.matrix, unguarded.mean, folds(f, g).test) > 1.1
 
 
@@ -512,7 +512,7 @@ def test_images_that_cannot_be_read_are_named(own: str, photos: Path, tmp_path: 
         (["-o", "a.jpg"], "FILE.png or FILE.svg, got 'a.jpg'"),
         (["-o", "nowhere/a.png"], "no folder 'nowhere'"),
         (["--layers", "stem"], "no layer is called 'stem'"),
-        (["--images", "3"], "3 is not in the range"),
+        (["--images", "3"], "equal to 4|3 is not in the range"),
         (["--device", "tpu"], "no device|cpu or cuda"),
         (["--average"], "--average takes the averaged weights"),
     ],

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flopping.bench.drawing import BACKGROUND, INK, finished, panels, render, style
+from flopping.bench.drawing import BACKGROUND, INK, finished, logarithmic, panels, render, style
 from flopping.probe.report import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-EVEN, ODD, NEITHER = "#0072b2", "#d55e00", "#c4cbd2"
+EVEN, ODD, NEITHER, INVARIANCE = "#0072b2", "#d55e00", "#c4cbd2", "#7d8590"
 MOST_TICKS = 13
 MOST_CURVES = 6
+SMALLEST = 0.001
+"""What is less is drawn here: rounding errors of an equivariant network would take all of the axis."""
 
 
 def draw(report: Report, title: str) -> Figure:
@@ -67,15 +69,15 @@ def _spectrum(axes: Axes, report: Report) -> None:
 
 def _errors(axes: Axes, report: Report) -> None:
     looks: dict[str, tuple[str, dict[str, Any]]] = {
-        "identity_error": ("A = I (invariance)", {"color": NEITHER, "marker": "^", "ls": "--"}),
+        "identity_error": ("A = I (invariance)", {"color": INVARIANCE, "marker": "^", "ls": "--"}),
         "involution_error": ("A A = I", {"color": EVEN, "marker": "s", "mfc": BACKGROUND}),
         "error": ("least squares", {"color": INK, "marker": "o"}),
     }
     for name, (words, look) in looks.items():
-        values = [getattr(layer, name) for layer in report.layers]
-        axes.plot(range(len(values)), values, label=words, ms=4, lw=1.2, **look)
-    axes.set(title="Error of A f", ylabel="share of variance")
-    axes.set_ylim(bottom=0, top=max(1.0, *(layer.identity_error for layer in report.layers)) * 1.3)
+        values = [max(SMALLEST, getattr(layer, name)) for layer in report.layers]
+        axes.plot(range(len(values)), values, label=words, ms=4, lw=1.2, clip_on=False, **look)
+    logarithmic(axes.yaxis, (SMALLEST, 0.01, 0.1, 1.0), (SMALLEST, 10.0))
+    axes.set(title="Error of A f", ylabel=f"share of variance (at least {SMALLEST:g})")
     axes.legend(loc="upper left", ncols=3, fontsize=7, columnspacing=1.0, handlelength=1.6)
     _layers(axes, report)
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from flopping.probe.moments import Moments
 
-RIDGES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+RIDGES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """What is tried, in shares of the mean variance of live directions."""
 ROUNDING = 1e-10
 """Directions with a smaller share of the squared size of features are rounding errors of float32, with a margin."""
