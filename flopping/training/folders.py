@@ -1,4 +1,4 @@
-"""Images in folders: one folder for each split, in it one for each class."""
+"""Images in folders: one folder for each split, in it one for each class; or any folder, without classes."""
 
 from __future__ import annotations
 
@@ -58,9 +58,29 @@ class Folder(Source):
         return len(self.paths)
 
     def open(self, index: int) -> tuple[Image.Image, int]:
-        with Image.open(self.paths[index]) as image:
-            image.load()
-        return image, self.labels[index]
+        return _loaded(self.paths[index]), self.labels[index]
+
+    def where(self, index: int) -> str:
+        return self.paths[index]
+
+
+class Loose(Source):
+    """All images in a folder and below, whatever their classes: hidden ones and links as for `Folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        _require_folder(folder, "images are read from a folder, and from those in it")
+        self.name, self.classes = str(folder), ("image",)
+        files = sorted(_files(folder), key=natural)
+        self.paths = [path for path in files if _is_image(path)]
+        if not self.paths:
+            raise ValueError(f"{str(folder)!r} holds no image, nor do the folders in it")
+        self.note = _note([path for path in files if not _is_image(path)], folder)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def open(self, index: int) -> tuple[Image.Image, int]:
+        return _loaded(self.paths[index]), 0
 
     def where(self, index: int) -> str:
         return self.paths[index]
@@ -68,9 +88,7 @@ class Folder(Source):
 
 def split_folder(root: Path, split: str) -> Path:
     """The folder of a split in a folder of images."""
-    if not root.is_dir():
-        problem = f"{str(root)!r} is a file" if root.exists() else f"there is no folder {str(root)!r}"
-        raise ValueError(f"{problem}: {LAYOUT}")
+    _require_folder(root, LAYOUT)
     found = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
     if found is None:
         there = sorted(f"{path.name}/" for path in root.iterdir() if path.is_dir())
@@ -89,6 +107,18 @@ def natural(name: str) -> tuple[list[str | int], str]:
     """
     parts = re.split(r"(\d+)", name.lower())
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
+
+
+def _require_folder(folder: Path, needed: str) -> None:
+    if not folder.is_dir():
+        problem = f"{str(folder)!r} is a file" if folder.exists() else f"there is no folder {str(folder)!r}"
+        raise ValueError(f"{problem}: {needed}")
+
+
+def _loaded(path: str) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+    return image
 
 
 def _is_class(path: Path) -> bool:

@@ -1,0 +1,199 @@
+"""`flopping probe`."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.train import Device, Root, Workers
+
+if TYPE_CHECKING:
+    from flopping.probe import Report
+
+FORMATS = ("png", "svg")
+SHOWN = 10
+"""How many of the images that can't be read are named."""
+
+
+@app.command()
+def probe(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run, one of its checkpoints, a folder that timm's models save, a model's name, or"
+            " FILE.py:ATTRIBUTE.",
+        ),
+    ],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A folder of images, with classes or without (if it has val/ in it, those); fashion-mnist; or a name"
+            " that timm knows: torch/NAME, hfds/NAME, wds/NAME. Of data by name the test images are taken.",
+        ),
+    ],
+    root: Root = None,
+    images: Annotated[int, typer.Option(min=4, help="How many images are looked at, chosen at random.")] = 512,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A layer by its name in the network, with * and ?; may be repeated. By default all blocks.",
+        ),
+    ] = None,
+    average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    img_size: Annotated[
+        int | None, typer.Option(min=1, help="Size of images, for models by name that take one size.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
+    seed: Annotated[int, typer.Option(help="Which images and which places in them are chosen.")] = 0,
+    device: Device = "auto",
+    workers: Workers = 0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Draw a figure: FILE.png or FILE.svg.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per layer, with all correlations; the whole network last.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """How equivariant is an ordinary network already? What share of even and odd channels does its task want?
+
+    For every layer, a steering matrix A is fitted to features of images and of their mirror images. Errors are shares
+    of the variance, on images that the fit hasn't seen: of A itself, of the nearest A with A A = I, and of A = I. A
+    direction is even or odd if at least half of it is foretold by the mirror image.
+
+    Examples: flopping probe runs/vit-s imagenet/ -o probe.png; flopping probe runs/fashion fashion-mnist --json;
+    flopping probe my_net.py:build photos/ --layers 'stages.2.*' --images 2000
+    """
+    with refusals():
+        form = _format(output)
+        report, title, unreadable = _run(
+            target, data, root, images, layers or [], average, img_size, batch, seed, device, workers or 0, quiet
+        )
+        if output is not None:
+            _draw(report, title, output, form)
+    if json:
+        for layer in report.layers:
+            typer.echo(json_module.dumps(layer.as_dict()))
+        whole = {"model": target, "data": data, "images": report.images, "invariant_share": report.invariant_share}
+        typer.echo(json_module.dumps({**whole, "suggested_share": report.suggested_share}))
+    else:
+        _print(report, title)
+    if unreadable:
+        more = f" and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
+        shown = ", ".join(unreadable[:SHOWN])
+        print(
+            f"{len(unreadable)} images could not be read and were left out: {shown}{more}. Replace them",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+
+
+def _format(output: Path | None) -> str:
+    """What the file's name asks for; refused before the work begins."""
+    if output is None:
+        return ""
+    from flopping.bench.drawing import require_matplotlib
+
+    form = output.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise ValueError(f"a figure is FILE.{' or FILE.'.join(FORMATS)}, got {str(output)!r}")
+    if not output.parent.is_dir():
+        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure")
+    if output.is_dir():
+        raise ValueError(f"{str(output)!r} is a folder: name a file for the figure")
+    require_matplotlib()
+    return form
+
+
+def _run(
+    target: str,
+    data: str,
+    root: str | None,
+    images: int,
+    layers: list[str],
+    average: bool,
+    img_size: int | None,
+    batch: int,
+    seed: int,
+    device: str,
+    workers: int,
+    quiet: bool,
+) -> tuple[Report, str, list[str]]:
+    """What was found, its title, and the images that could not be read."""
+    from flopping.classifier import open_classifier
+    from flopping.probe import probe as run
+    from flopping.probe.pictures import Pictures, open_images
+    from flopping.training.processes import chosen_device
+    from flopping.training.stops import UnreadableError
+
+    found = open_images(data, root, images, seed)
+    classifier = open_classifier(target, average=average, img_size=img_size, device=chosen_device(device))
+    if not classifier.trained:
+        print(f"{target} has no trained weights: this is how it starts", file=sys.stderr)
+    number = min(images, len(found))
+    pictures = Pictures(found, classifier.preparation, batch, workers)
+    with Progress(console=progress_console(quiet), transient=True) as bar:
+        task = bar.add_task("images and mirror images", total=number)
+        try:
+            report = run(
+                classifier.model,
+                pictures,
+                number,
+                layers=layers,
+                seed=seed,
+                each=lambda done: bar.update(task, completed=done),
+            )
+        except UnreadableError as error:
+            print(f"Nothing was probed: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+    return report, f"{target} on {report.images} images of {found.name}", pictures.unreadable
+
+
+def _draw(report: Report, title: str, output: Path, form: str) -> None:
+    from flopping.bench.drawing import render
+    from flopping.probe.figure import draw
+    from flopping.whole import whole
+
+    content = render(draw(report, title), form)
+    with whole(output) as place:
+        place.write_bytes(content)
+
+
+def _print(report: Report, title: str) -> None:
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.caption = (
+        "Errors of A f, A with A A = I, and A = I, and of A A f - f: shares of the variance, on images the fit hasn't"
+        " seen. Even and odd: shares of directions, in brackets of variance."
+    )
+    table.add_column("layer")
+    for name in ("channels", "A", "A A = I", "A = I", "A A - I", "even", "odd", "neither"):
+        table.add_column(name, justify="right")
+    for layer in report.layers:
+        dead = f" ({layer.live} live)" if layer.live < layer.channels else ""
+        counts, variances = layer.counts, layer.variances
+        table.add_row(
+            layer.name,
+            f"{layer.channels}{dead}",
+            *(
+                f"{value:.3f}"
+                for value in (layer.error, layer.involution_error, layer.identity_error, layer.twice_error)
+            ),
+            f"{counts.even:.0%} ({variances.even:.0%})",
+            f"{counts.odd:.0%} ({variances.odd:.0%})",
+            f"{counts.neither:.0%} ({variances.neither:.0%})",
+        )
+    console = Console()
+    console.width = max(console.width, 100)
+    console.print(table, highlight=False)
+    console.print(report.verdict(), highlight=False, soft_wrap=True)
