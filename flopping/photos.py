@@ -7,7 +7,9 @@ import glob
 import io
 import os
 import stat
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -44,6 +46,14 @@ _STRANGERS: tuple[tuple[Callable[[bytes], bool], str], ...] = (
     (lambda head: head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")), "a page of HTML"),
     (lambda head: head.startswith(b"version https://git-lfs"), "a pointer of Git LFS, which `git lfs pull` replaces"),
 )
+_BEGINNINGS = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n": "PNG",
+    b"GIF8": "GIF",
+    b"RIFF": "WebP",
+    b"II*": "TIFF",
+    b"MM\0*": "TIFF",
+}
 _lock = Lock()
 
 
@@ -186,6 +196,14 @@ def read_photo(photo: Photo, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise UnreadableError(_reason(error, head, photo)) from error
 
 
+@contextmanager
+def pillow_is_quiet() -> Iterator[None]:
+    """Pillow warns of much that it reads all the same. What is shown of warnings is settled for all threads at once."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield
+
+
 def _stream(photo: Photo) -> BinaryIO:
     return open(photo.name, "rb") if photo.content is None else io.BytesIO(photo.content)
 
@@ -219,6 +237,9 @@ def _reason(error: Exception, head: bytes, photo: Photo | None = None) -> str:
     if isinstance(error, UnidentifiedImageError):
         if not head:
             return "the file is empty"
+        kind = next((kind for beginning, kind in _BEGINNINGS.items() if head.startswith(beginning)), "")
+        if kind:
+            return f"damaged: it begins like a {kind} image, and does not go on like one"
         stranger = next((what for fits, what in _STRANGERS if fits(head)), "")
         known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         return f"it is {stranger}, and no image of a kind that is read ({known})" if stranger else f"no {known} image"

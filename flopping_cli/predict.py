@@ -6,7 +6,6 @@ import csv
 import io
 import json as json_module
 import sys
-import warnings
 from contextlib import closing
 from dataclasses import asdict
 from enum import Enum
@@ -78,6 +77,8 @@ def predict(
     Examples: flopping predict runs/e-vit-b photos/; flopping predict runs/e-vit-b "*.jpg" --top 1 --format csv;
     find . -name "*.png" | flopping predict runs/e-vit-b - --json; flopping predict "E(ViT-S)" cat.jpg --check-mirror
     """
+    from flopping.photos import pillow_is_quiet
+
     console = Console(stderr=True)
     with refusals():
         if json and form not in (None, Format.jsonl):
@@ -90,8 +91,7 @@ def predict(
             raise ValueError("there are no images to classify")
         classifier = _opened(target, average, img_size, device, console)
         results = _Results(form, check_mirror, console)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="PIL")  # of what it reads all the same
+        with pillow_is_quiet():
             failed = len(failures) + _run(
                 classifier, photos, results, console, top, batch, check_mirror, max_pixels, quiet
             )

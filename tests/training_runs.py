@@ -123,11 +123,11 @@ class Ended:
         return found
 
 
-def call(*arguments: str, curves: bool = False) -> Ended:
+def call(*arguments: str, curves: bool = False, stdin: bytes | None = None) -> Ended:
     """A command in this process; without matplotlib, which takes longer than the run, unless curves are asked for."""
     hidden = {} if curves else {"matplotlib": None}
     with patch.dict(sys.modules, hidden):
-        found = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
+        found = CliRunner().invoke(app, list(arguments), input=stdin, env={"COLUMNS": "1000"})
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return Ended(found.exit_code, found.stdout, " ".join(found.stderr.split()))
