@@ -56,7 +56,7 @@ class Prediction:
 
 def predict(
     classifier: Classifier,
-    photos: Iterable[str | Path | Photo],
+    photos: Iterable[str | Path | Photo | Failed],
     *,
     top: int = 5,
     batch: int = 32,
@@ -65,8 +65,9 @@ def predict(
 ) -> Generator[Prediction | Failed, None, None]:
     """The likeliest classes of each photo, or why it can't be used, in their order.
 
-    There are at most `top` of them, and no more than the network has. Threads read the next photos while the network
-    works on a batch. With `check_mirror` it also sees the mirror images of exactly the pixels it saw.
+    What `find_photos` could not find is passed on. There are at most `top` classes, and no more than the network has.
+    Threads read the next photos while the network works on a batch. With `check_mirror` it also sees the mirror images
+    of exactly the pixels it saw.
     """
     for name, value in (("top", top), ("batch", batch), ("max_pixels", max_pixels)):
         if value < 1:
@@ -76,16 +77,16 @@ def predict(
 
 def _predictions(
     classifier: Classifier,
-    photos: Iterable[str | Path | Photo],
+    photos: Iterable[str | Path | Photo | Failed],
     top: int,
     batch: int,
     check_mirror: bool,
     max_pixels: int,
 ) -> Generator[Prediction | Failed, None, None]:
-    waiting: list[tuple[Photo, Transformed | Failed]] = []
+    waiting: list[tuple[str, Transformed | Failed]] = []
     readable = 0
-    for photo, found in _read_ahead(classifier, photos, max_pixels, batch):
-        waiting.append((photo, found))
+    for name, found in _read_ahead(classifier, photos, max_pixels, batch):
+        waiting.append((name, found))
         readable += not isinstance(found, Failed)
         if readable == batch or not readable:
             yield from _answers(classifier, waiting, top, check_mirror)
@@ -94,11 +95,13 @@ def _predictions(
 
 
 def _read_ahead(
-    classifier: Classifier, photos: Iterable[str | Path | Photo], max_pixels: int, batch: int
-) -> Iterator[tuple[Photo, Transformed | Failed]]:
+    classifier: Classifier, photos: Iterable[str | Path | Photo | Failed], max_pixels: int, batch: int
+) -> Iterator[tuple[str, Transformed | Failed]]:
     """Photos as large as the network takes them, in their order, up to a batch before they are asked for."""
 
-    def read(photo: Photo) -> Transformed | Failed:
+    def read(photo: Photo | Failed) -> Transformed | Failed:
+        if isinstance(photo, Failed):
+            return photo
         try:
             return classifier.fitted(read_photo(photo, max_pixels))
         except UnreadableError as error:
@@ -106,34 +109,34 @@ def _read_ahead(
         except Exception as error:  # pixels that no conversion is made for
             return Failed(photo.name, f"its pixels can't be used: {' '.join(str(error).split()) or repr(error)}")
 
-    meant = (photo if isinstance(photo, Photo) else Photo(str(photo)) for photo in photos)
-    reading: deque[tuple[Photo, Future[Transformed | Failed]]] = deque()
+    meant = (photo if isinstance(photo, (Photo, Failed)) else Photo(str(photo)) for photo in photos)
+    reading: deque[tuple[str, Future[Transformed | Failed]]] = deque()
     readers = ThreadPoolExecutor(min(READERS, max(1, cores() - 1)), thread_name_prefix="photos")
     try:
-        reading.extend((photo, readers.submit(read, photo)) for photo in islice(meant, batch + READERS))
+        reading.extend((photo.name, readers.submit(read, photo)) for photo in islice(meant, batch + READERS))
         while reading:
-            photo, found = reading.popleft()
+            name, found = reading.popleft()
             done = found.result()
-            reading.extend((photo, readers.submit(read, photo)) for photo in islice(meant, 1))
-            yield photo, done
+            reading.extend((photo.name, readers.submit(read, photo)) for photo in islice(meant, 1))
+            yield name, done
     finally:  # also if nobody wants the rest
         readers.shutdown(cancel_futures=True)
 
 
 def _answers(
-    classifier: Classifier, waiting: Sequence[tuple[Photo, Transformed | Failed]], top: int, check_mirror: bool
+    classifier: Classifier, waiting: Sequence[tuple[str, Transformed | Failed]], top: int, check_mirror: bool
 ) -> Iterator[Prediction | Failed]:
     """What the network says about a batch."""
     images = [found for _, found in waiting if not isinstance(found, Failed)]
     answers = iter(_classified(classifier, images, top, check_mirror) if images else ())
-    for photo, found in waiting:
+    for name, found in waiting:
         answer = found if isinstance(found, Failed) else next(answers)
         if answer is None:
-            yield Failed(photo.name, "the network's answer is not finite: its weights are broken, or still are random")
+            yield Failed(name, "the network's answer is not finite: its weights are broken, or still are random")
         elif isinstance(answer, Failed):
             yield answer
         else:
-            yield Prediction(photo.name, *answer)
+            yield Prediction(name, *answer)
 
 
 def _classified(
