@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 
 from flopping import targets
 from flopping.models.zoo import registered_name
-from flopping.training.loader import Preparation, stacked
+from flopping.training.loader import Preparation, Transformed, stacked
 from flopping.training.pixels import as_pixels
 from flopping.training.trained import opened, preparation_of
 
 CPU = torch.device("cpu")
+SEED = 0
+"""What the weights of networks that nobody has trained start from."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,25 @@ class Classifier:
     preparation: Preparation
     """From images of any size to the network's input."""
     trained: bool
-    """Whether it has learned anything. A network by name may have weights that only just began."""
+    """False for a network by name whose weights only just began. Your own code is trusted to have trained its own."""
     folder: Path | None = None
     """Where its checkpoint lies."""
 
-    def prepare(self, images: list[Image.Image]) -> Tensor:
+    @property
+    def device(self) -> torch.device:
+        return self.preparation.device
+
+    def fitted(self, image: Image.Image) -> Transformed:
+        """A picture of any kind and size, as large as the network takes it, as in a test."""
+        return self.preparation.transform(as_pixels(image, self.preparation.mode))
+
+    def batch(self, images: Sequence[Transformed]) -> Tensor:
+        """Fitted pictures as the network's input `(B, C, H, W)`, on its device."""
+        return self.preparation.normalised(stacked(images))
+
+    def prepare(self, images: Sequence[Image.Image]) -> Tensor:
         """Pictures of any kind and size as the network's input `(B, C, H, W)`, as in a test."""
-        preparation = self.preparation
-        pixels = [preparation.transform(as_pixels(image, preparation.mode)) for image in images]
-        return preparation.normalised(stacked(pixels))
+        return self.batch([self.fitted(image) for image in images])
 
 
 def open_classifier(
@@ -52,13 +65,15 @@ def open_classifier(
     """A run, one of its checkpoints, a folder that timm's models save, a model's name, or `FILE.py:ATTRIBUTE`.
 
     A model by name has the weights that timm knows for it. Ours have none: they are made anew, from one seed. `average`
-    takes the averaged weights (EMA) of a checkpoint. `img_size` is for models by name that take one size of images.
+    takes the averaged weights (EMA) of a checkpoint. `img_size` is another size of images, for what is no checkpoint.
 
-    >>> untrained = open_classifier("E(ViT-S)")
+    >>> untrained = open_classifier("deit3_flop_test_patch16_64")
     >>> untrained.name, untrained.input_size, untrained.trained, untrained.labels[1]
-    ('deit3_flop_small_patch16_224', (3, 224, 224), False, 'goldfish, Carassius auratus')
+    ('deit3_flop_test_patch16_64', (3, 64, 64), False, 'goldfish, Carassius auratus')
     """
     place = Path(target.removeprefix("local-dir:"))
+    if target.endswith(".py"):
+        raise ValueError(targets.which_attribute(target))
     if place.exists() or target.startswith("local-dir:") or _is_path(target):
         if img_size is not None:
             raise ValueError(f"{str(place)!r} takes images of the size it was trained for: --img-size has no meaning")
@@ -66,21 +81,54 @@ def open_classifier(
         return _described(model, config["architecture"], device, config.get("label_names"), trained=True, folder=folder)
     if average:
         raise ValueError(f"--average takes the averaged weights of a checkpoint, and {target!r} is none")
-    torch.manual_seed(0)
     if ":" in target:
-        return _described(targets.load(target, img_size), target, device, trained=False, img_size=img_size)
-    name = registered_name(target)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            model = targets.load(target)
+        return _tried(model, target, img_size, device)
+    try:
+        name = registered_name(target)
+    except ValueError as error:
+        raise ValueError(f"{error}; and there is no folder of this name") from error
+    model, trained = _by_name(name, img_size)
+    return _described(model, name, device, trained=trained, img_size=img_size)
+
+
+def _by_name(name: str, img_size: int | None) -> tuple[nn.Module, bool]:
+    """A registered model, with the weights that timm knows for it or with new ones, and whether it is trained."""
     cfg = timm.get_pretrained_cfg(name)
     if cfg is None or not cfg.has_weights:
-        return _described(targets.load(name, img_size), name, device, trained=False, img_size=img_size)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            return targets.load(name, img_size), False
+    size = {"img_size": img_size} if img_size is not None and cfg.fixed_input_size else {}
     try:
-        model = timm.create_model(name, pretrained=True)
+        return timm.create_model(name, pretrained=True, **size), True
     except Exception as error:  # each way to fetch a file has its own
         raise ValueError(
             f"the weights of {name!r} can't be had ({type(error).__name__}): connect to the network once, or name a"
             " checkpoint of yours"
         ) from error
-    return _described(model, name, device, trained=True)
+
+
+def _tried(model: nn.Module, target: str, img_size: int | None, device: torch.device) -> Classifier:
+    """A network of the user's own, which need not say what it takes and gives: it is run once."""
+    x = targets.example_input(model.eval(), img_size, torch.float32, batch=1)
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{target!r} takes features, not images")
+    try:
+        with torch.inference_mode():
+            y = model(x)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        size, reason = " x ".join(map(str, x.shape[1:])), " ".join(str(error).split())
+        raise ValueError(f"{target!r} refuses an image of {size} (--img-size names another size): {reason}") from error
+    if not isinstance(y, Tensor) or y.ndim != 2 or not y.shape[1]:
+        what = f"a tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"{target!r} is no classifier: for one image it gives {what}, and not (1, classes)")
+    own = getattr(model, "num_classes", None) == y.shape[1]  # it knows its classes, as timm's models do
+    labels = None if own else [str(number) for number in range(y.shape[1])]
+    chans, height, width = x.shape[1:]
+    return _described(model, target, device, labels, trained=True, input_size=(chans, height, width))
 
 
 def _is_path(target: str) -> bool:
@@ -92,24 +140,32 @@ def _described(
     model: nn.Module,
     name: str,
     device: torch.device,
-    labels: list[str] | None = None,
+    labels: object = None,
     *,
     trained: bool,
     folder: Path | None = None,
     img_size: int | None = None,
+    input_size: tuple[int, int, int] | None = None,
 ) -> Classifier:
+    size = input_size or resolve_model_data_config(model)["input_size"]
+    if img_size is not None:
+        size = (size[0], img_size, img_size)
+    names = _labels(model, name, labels)
     model = model.eval().to(device)
-    size = resolve_model_data_config(model)["input_size"]
-    size = size if img_size is None else (size[0], img_size, img_size)
-    return Classifier(name, model, _labels(model, labels), size, preparation_of(model, device), trained, folder)
+    return Classifier(name, model, names, tuple(size), preparation_of(model, device, size), trained, folder)
 
 
-def _labels(model: nn.Module, names: list[str] | None) -> tuple[str, ...]:
+def _labels(model: nn.Module, name: str, given: object) -> tuple[str, ...]:
     """As its checkpoint names them, or as ImageNet does for networks with its number of classes."""
-    if names:
-        return tuple(names)
+    classes = int(getattr(model, "num_classes", 0) or 0)
+    if given:
+        names = tuple(map(str, given)) if isinstance(given, (list, tuple)) else ()
+        if not names or classes not in (0, len(names)):
+            raise ValueError(f"{name!r} has {classes} classes, and label_names in its config.json has {len(names)}")
+        return names
+    if not classes:
+        raise ValueError(f"{name!r} is no classifier: it has no classes, only features")
     subset = infer_imagenet_subset(model)
-    classes = int(getattr(model, "num_classes", 0))
     if subset is None:
         return tuple(str(number) for number in range(classes))
     info = ImageNetInfo(subset)

@@ -34,7 +34,7 @@ def load(target: str, img_size: int | None = None) -> nn.Module:
     if ":" in target:
         return _load_attribute(target)
     if target.endswith(".py"):
-        raise ValueError(_which_attribute(target))
+        raise ValueError(which_attribute(target))
     if target == "ToRegular":
         raise ValueError("ToRegular gives up the group: its result follows none, so there is nothing to check")
     try:
@@ -60,7 +60,7 @@ def load_without_numbers(target: str, img_size: int | None = None) -> nn.Module:
         return load(target, img_size)
 
 
-def _which_attribute(file: str) -> str:
+def which_attribute(file: str) -> str:
     """What to write instead of a file alone; what it defines is read, not run."""
     path = Path(file)
     if not path.is_file():

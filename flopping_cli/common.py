@@ -46,6 +46,8 @@ def refusals() -> Iterator[None]:
     """What the library refuses is a usage error: a message and exit code 2, no traceback."""
     try:
         yield
+    except BrokenPipeError:  # whoever read the results has enough of them: typer ends quietly
+        raise
     except (ValueError, TypeError, OSError) as error:
         give_way()  # if the first process refuses the same, this one is ended meanwhile
         raise typer.BadParameter(str(error)) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from finite_groups import NAMES, Case, case_of
 from hypothesis import settings
-from training_runs import Launcher, image_folder
+from training_runs import Launcher, call, command, image_folder, recipe_file
 
 settings.register_profile("flopping", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("flopping")
@@ -30,3 +30,16 @@ def launcher() -> Iterator[Launcher]:
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """48 images for training and 12 for testing, in 3 classes."""
     return image_folder(tmp_path_factory.mktemp("images"), train=16, test=4)
+
+
+@pytest.fixture(scope="session")
+def small_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An equivariant network that was trained on them for a moment; its weights were averaged, too."""
+    root = tmp_path_factory.mktemp("small")
+    args = {"embed_dim": 16, "depth": 1, "init_values": 1.0}
+    fields = {"epochs": 4, "batch_size": 12, "lr": 1e-2, "optimizer": "adamw", "ema": 0.5, "model_args": args}
+    recipe = recipe_file(root / "small.yaml", "ViT", **fields, test_crop=0.8, interpolation="bilinear")
+    run = command(recipe, images, root / "run", "deit3_flop_test_patch16_64", "--workers", "0", "--test-epochs", "4")
+    ended = call(*run)
+    assert ended.code == 0, ended.err
+    return root / "run"

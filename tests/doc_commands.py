@@ -174,7 +174,7 @@ def flopping(room: Room, words: Sequence[str], given: str = "") -> Ran:
 
 
 def _called(words: Sequence[str], given: str, curves: bool = True) -> Ran:
-    ended = call(*words, curves=curves, given=given)
+    ended = call(*words, curves=curves, stdin=given)
     return Ran(ended.code, f"{ended.out}\n{ended.err}")
 
 

@@ -136,10 +136,10 @@ def without(name: str) -> Iterator[None]:
         sys.modules.update(kept)
 
 
-def call(*arguments: str, curves: bool = False, given: str = "") -> Ended:
+def call(*arguments: str, curves: bool = False, stdin: str | bytes | None = None) -> Ended:
     """A command in this process; without matplotlib, which takes longer than the run, unless curves are asked for."""
     with nullcontext() if curves else without("matplotlib"):
-        found = CliRunner().invoke(app, list(arguments), input=given, env={"COLUMNS": "1000"})
+        found = CliRunner().invoke(app, list(arguments), input=stdin, env={"COLUMNS": "1000"})
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return Ended(found.exit_code, found.stdout, " ".join(found.stderr.split()))

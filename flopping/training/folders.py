@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -32,9 +32,9 @@ class Folder(Source):
         self.labels: list[int] = []
         others: list[str] = []
         for label, name in enumerate(names):
-            files = sorted(_files(folder / name), key=natural)
-            images = [path for path in files if _is_image(path)]
-            others += [path for path in files if not _is_image(path)]
+            files = sorted(files_below(folder / name), key=natural)
+            images = [path for path in files if is_image_name(path)]
+            others += [path for path in files if not is_image_name(path)]
             if not images:
                 file = next((f"; {path!r} is none by its suffix" for path in files), "")
                 raise ValueError(
@@ -49,7 +49,7 @@ class Folder(Source):
     def _check_loose(self, names: list[str]) -> None:
         """Refuse images that have no class."""
         for path in sorted(self.folder.iterdir()):
-            if _is_image(path.name) and not path.name.startswith(".") and path.is_file():
+            if is_image_name(path.name) and not path.name.startswith(".") and path.is_file():
                 raise ValueError(f"{str(path)!r} lies in no class folder: move it to {str(self.folder)!r}/CLASS/")
         if not names:
             raise ValueError(f"{str(self.folder)!r} has no class folders: {LAYOUT}")
@@ -70,11 +70,11 @@ class Loose(Source):
     def __init__(self, folder: Path) -> None:
         _require_folder(folder, "images are read from a folder, and from those in it")
         self.name, self.classes = str(folder), ("image",)
-        files = sorted(_files(folder), key=natural)
-        self.paths = [path for path in files if _is_image(path)]
+        files = sorted(files_below(folder), key=natural)
+        self.paths = [path for path in files if is_image_name(path)]
         if not self.paths:
             raise ValueError(f"{str(folder)!r} holds no image, nor do the folders in it")
-        self.note = _note([path for path in files if not _is_image(path)], folder)
+        self.note = _note([path for path in files if not is_image_name(path)], folder)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -125,15 +125,19 @@ def _is_class(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".") and path.name != "__MACOSX"
 
 
-def _is_image(path: str) -> bool:
+def is_image_name(path: str) -> bool:
+    """Whether a file is an image by its suffix."""
     return os.path.splitext(path)[1].lower() in SUFFIXES
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """Files in a folder and below, each once: links that lead around in a circle, or up to other classes, end there."""
+def files_below(folder: Path, failed: Callable[[OSError], object] | None = None) -> Iterator[str]:
+    """Files in a folder and below, each once: links that lead around in a circle, or up to other classes, end there.
+
+    `failed` is told of folders that can't be read.
+    """
     start = os.path.realpath(folder)
     seen = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
+    for place, folders, files in os.walk(folder, onerror=failed, followlinks=True):
         real = os.path.realpath(place)
         if real in seen or (place != str(folder) and os.path.commonpath([real, start]) == real):
             folders.clear()

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN, create_transform
 from timm.data.transforms import MaybePILToTensor
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from flopping.training.augment import mended
+from flopping.training.augment import Shortened, mended
 from flopping.training.images import Source
 from flopping.training.order import Chunks, Key
 from flopping.training.pixels import as_pixels, mode_of
@@ -67,6 +67,11 @@ class Normalisation:
     std: tuple[float, ...]
 
 
+def per_channel(values: Sequence[float], chans: int) -> tuple[float, ...]:
+    """One value for each channel; for images with another number of channels than it was made for, the mean for all."""
+    return tuple(values) if len(values) == chans else (sum(values) / len(values),) * chans
+
+
 def training_transform(recipe: Recipe, normal: Normalisation, flip: float) -> Transform:
     """The recipe's augmentation, made of timm's pieces: an image, to be shifted and scaled together with others.
 
@@ -91,9 +96,23 @@ def training_transform(recipe: Recipe, normal: Normalisation, flip: float) -> Tr
     return _pictures(mended(transform))
 
 
-def eval_transform(img_size: int | tuple[int, int], crop: float, interpolation: str) -> Transform:
-    """Resize and crop the middle; a size is that of a square, or height and width."""
-    return _pictures(create_transform(img_size, crop_pct=crop, interpolation=interpolation, normalize=False))
+def eval_transform(
+    img_size: int | tuple[int, int],
+    crop: float,
+    interpolation: str,
+    mode: str = "center",
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN,
+) -> Transform:
+    """Resize and crop the middle; a size is that of a square, or height and width.
+
+    `mode` is how timm makes an image fit: "center" crops, "border" fills up with the mean colour, "squash" distorts.
+    """
+    transform = create_transform(
+        img_size, crop_pct=crop, crop_mode=mode, mean=mean, interpolation=interpolation, normalize=False
+    )
+    if mode != "squash":
+        transform.transforms.insert(0, Shortened())
+    return _pictures(transform)
 
 
 def _pictures(transform: Any) -> Transform:

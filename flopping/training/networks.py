@@ -19,7 +19,7 @@ from flopping.models.zoo import registered_name
 from flopping.symmetries import SYMMETRIES
 from flopping.training.checkpoint import WEIGHTS
 from flopping.training.learning import set_drop_path
-from flopping.training.loader import Normalisation
+from flopping.training.loader import Normalisation, per_channel
 from flopping.training.processes import blocks_of
 from flopping.training.randomness import derived, reseed
 from flopping.training.recipe import Recipe
@@ -58,13 +58,8 @@ def normalisation(recipe: Recipe, model: nn.Module) -> Normalisation:
     """Mean and deviation of the recipe, or those that the network was made for."""
     cfg = resolve_data_config({}, model=model)
 
-    def values(own: tuple[float, ...] | None, default: Sequence[float]) -> tuple[float, ...]:
-        found = own if own is not None else tuple(default)
-        if len(found) != recipe.in_chans:  # one value for all channels
-            found = (sum(found) / len(found),) * recipe.in_chans
-        return found
-
-    return Normalisation(values(recipe.mean, cfg["mean"]), values(recipe.std, cfg["std"]))
+    mean, std = recipe.mean or cfg["mean"], recipe.std or cfg["std"]
+    return Normalisation(per_channel(mean, recipe.in_chans), per_channel(std, recipe.in_chans))
 
 
 def description(model: nn.Module, recipe: Recipe, normal: Normalisation, labels: Sequence[str]) -> str:

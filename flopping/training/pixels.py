@@ -40,7 +40,7 @@ def as_pixels(image: Image.Image, mode: str) -> Image.Image:
     if image.mode in _SIXTEEN_BITS:
         image = Image.fromarray((np.asarray(image).clip(0, 0xFFFF) >> 8).astype(np.uint8))
     elif image.mode in _NO_RANGE:
-        raise ValueError(f"pixels of mode {image.mode} have no range")
+        raise ValueError(f"pixels of mode {image.mode} (floating point) have no range: save it with 8 or 16 bits")
     elif image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # Pillow warns of doing both at once
     return image if image.mode == mode else image.convert(mode)

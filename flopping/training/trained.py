@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import timm
@@ -19,7 +20,15 @@ from flopping.checkpoints.files import read_weights
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, read_manifest
 from flopping.training.evaluate import Accuracy, accuracy
 from flopping.training.feeds import eval_batches
-from flopping.training.loader import FILLER, Batch, Normalisation, Preparation, eval_transform, lost_workers
+from flopping.training.loader import (
+    FILLER,
+    Batch,
+    Normalisation,
+    Preparation,
+    eval_transform,
+    lost_workers,
+    per_channel,
+)
 from flopping.training.processes import World, chosen_device
 from flopping.training.sources import open_source
 
@@ -41,6 +50,8 @@ def checkpoint_folder(path: Path) -> Path:
             return folder.resolve()
     if not path.exists():
         raise ValueError(f"no folder {str(path)!r}: a run, one of its checkpoints, or a saved model of timm")
+    if not path.is_dir():
+        raise ValueError(f"{str(path)!r} is a file: name the folder of a run, of a checkpoint, or of a saved model")
     raise ValueError(f"{str(path)!r} holds no checkpoint: neither {CONFIG} nor best/ or last/ with it")
 
 
@@ -52,11 +63,19 @@ def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, 
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{str(folder / CONFIG)!r} can't be read: {error}") from error
-    model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=not average)
-    if average:
-        if not (folder / AVERAGE).is_file():
-            raise ValueError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
-        model.load_state_dict(read_weights(folder / AVERAGE))
+    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
+        raise ValueError(f"{str(folder / CONFIG)!r} names no architecture: it is none of timm's")
+    if average and not (folder / AVERAGE).is_file():
+        raise ValueError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
+    try:
+        model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=not average)
+        if average:
+            model.load_state_dict(read_weights(folder / AVERAGE))
+    except Exception as error:  # every reader of weights, and every network, has its own
+        reason = shorten(" ".join(str(error).split()), 400)
+        raise ValueError(
+            f"the network {config['architecture']!r} in {str(folder)!r} can't be loaded: {reason}"
+        ) from error
     return model, config
 
 
@@ -74,12 +93,15 @@ def opened(path: Path, *, average: bool = False) -> tuple[Path, nn.Module, dict[
                 raise
 
 
-def preparation_of(model: nn.Module, device: torch.device) -> Preparation:
-    """How a network wants its images in a test, as its own config says."""
+def preparation_of(
+    model: nn.Module, device: torch.device, input_size: tuple[int, int, int] | None = None
+) -> Preparation:
+    """How a network wants its images in a test, as its own config says; `input_size` if that doesn't know it."""
     cfg = resolve_model_data_config(model)
-    chans, *size = cfg["input_size"]
-    transform = eval_transform((size[0], size[1]), cfg["crop_pct"], cfg["interpolation"])
-    return Preparation(transform, chans, Normalisation(cfg["mean"], cfg["std"]), device, torch.float32)
+    chans, height, width = input_size or cfg["input_size"]
+    mean, std = (per_channel(cfg[name], chans) for name in ("mean", "std"))
+    transform = eval_transform((height, width), cfg["crop_pct"], cfg["interpolation"], cfg["crop_mode"], mean)
+    return Preparation(transform, chans, Normalisation(mean, std), device, torch.float32)
 
 
 def tested(
