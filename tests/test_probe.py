@@ -478,7 +478,7 @@ def test_the_command_on_a_folder_of_photos(own: str, photos: Path, tmp_path: Pat
     assert "blocks.1" in ended.out
     assert "50% even and 50% odd: an equivariant network with invariant_share=0." in ended.out
     assert "40 images" in ended.out
-    assert "no trained weights" in ended.err
+    assert not ended.err  # nobody knows whether a network of one's own is trained
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size[0] > 1000
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
