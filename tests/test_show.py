@@ -1,71 +1,32 @@
-"""`flopping show`: what is captured, chosen, drawn, written, and refused; and the page in a real browser."""
+"""`flopping show`: what is captured and chosen, what the command writes, and what it refuses."""
 
-import base64
-import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
-from browser import Reader, brightness, needs_browser, seen
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor, nn
 from typer.testing import CliRunner
+from views import FAMILIES, SMALL, classifier, equivariant, network, ordinary, photo
 
 from flopping import Group, Layout, flipflop, flop, functional, octic
-from flopping.classifier import Classifier, open_classifier
 from flopping.models import VisionTransformer
+from flopping.models.weights import checkpoint_filter_fn
 from flopping.show.capture import capture, default_block, parities
 from flopping.show.channels import chosen
-from flopping.show.figure import diverging, draw, png
-from flopping.show.page import page
 from flopping.show.picture import open_picture
-from flopping.show.view import View, look
+from flopping.show.view import look
 from flopping.testing import randomize_
 from flopping_cli import app
-
-SMALL = "deit3_flop_test_patch16_64"
-FAMILIES = [SMALL, "resmlp_flop_test_64", "convnext_flop_iso_test", "convnext_flop_test"]
-
-
-def network(name: str, **args: object) -> nn.Module:
-    """A small network with numbers everywhere: what is zero at first could hide a wrong sign."""
-    return randomize_(timm.create_model(name, num_classes=7, **args)).eval()
-
-
-def classifier(model: nn.Module, name: str = SMALL, trained: bool = False) -> Classifier:
-    made = open_classifier(SMALL)
-    size = (3, 64, 64)
-    return Classifier(name, model, tuple("abcdefg"), size, made.preparation, trained)
 
 
 def noise(*shape: int) -> Tensor:
     return torch.randn(1, *shape, generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture(scope="module")
-def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not symmetric in any way."""
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    pixels[20:60, 10:40] = (250, 120, 10)
-    path = tmp_path_factory.mktemp("photos") / "a photo.png"
-    Image.fromarray(pixels).save(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def equivariant(photo: Path) -> View:
-    return look(classifier(network(SMALL)), Image.open(photo), channels=3)
-
-
-@pytest.fixture(scope="module")
-def ordinary(photo: Path) -> View:
-    model = VisionTransformer(64, 16, embed_dim=64, depth=4, num_heads=2, num_classes=7, group="trivial")
-    return look(classifier(randomize_(model).eval(), "mine.py:net"), Image.open(photo), channels=2)
 
 
 # What is captured ---------------------------------------------------------------------------------------------------
@@ -115,7 +76,7 @@ def test_hybrids_are_shown_where_they_have_odd_channels() -> None:
     found = capture(hybrid, noise(3, 64, 64))
     assert found.parities is not None
     assert_law(found.features, found.parities)
-    assert found.attention_block == 3  # which is ordinary, so the class token looks elsewhere
+    assert found.attention_block == 3  # which is ordinary(), so the class token looks elsewhere
     assert found.attention is not None
     assert (found.attention[1] - found.attention[0].flip(-1)).abs().max() > 1e-3
     assert capture(hybrid, noise(3, 64, 64), 3).parities is None
@@ -184,8 +145,6 @@ def test_attention_of_timms_network_is_that_of_ours() -> None:
     randomize_(theirs).eval()
     names = dict(zip(ours.state_dict(), theirs.state_dict(), strict=False))
     assert len(names) == len(theirs.state_dict())
-    from flopping.models.weights import checkpoint_filter_fn
-
     ours.load_state_dict(checkpoint_filter_fn(theirs.state_dict(), ours))
     image = noise(3, 64, 64)
     a, b = capture(theirs, image), capture(ours, image)
@@ -226,8 +185,8 @@ def test_strong_and_connected_maps_are_chosen_and_none_twice() -> None:
     assert chosen(symmetric, 1, signed=False) == [1]
 
 
-def test_numbers_say_how_far_a_network_is_from_the_law(equivariant: View, ordinary: View) -> None:
-    same, other = equivariant.numbers(), ordinary.numbers()
+def test_numbers_say_how_far_a_network_is_from_the_law() -> None:
+    same, other = equivariant().numbers(), ordinary().numbers()
     assert set(same["differences"]) == {"even", "odd", "attention", "logits"}
     assert all(value < 1e-5 for value in same["differences"].values())
     assert set(other["differences"]) == {"plain", "attention", "logits"}
@@ -240,198 +199,13 @@ def test_numbers_say_how_far_a_network_is_from_the_law(equivariant: View, ordina
     assert json.loads(json.dumps(same)) == same
 
 
-def test_the_image_is_shown_as_the_network_gets_it(photo: Path) -> None:
-    image = Image.open(photo)
+def test_the_image_is_shown_as_the_network_gets_it() -> None:
+    image = photo()
     made = classifier(network(SMALL))
     view = look(made, image)
     expected = np.asarray(made.preparation.transform(image))
     assert np.abs(view.pixels.astype(int) - expected).max() <= 1
     assert view.pixels.shape == (64, 64, 3)
-
-
-# The picture --------------------------------------------------------------------------------------------------------
-
-
-def panels(figure: Figure) -> dict[str, object]:
-    return {str(axes.get_label()): axes for axes in figure.axes}
-
-
-def text_of(figure: Figure) -> str:
-    return " ".join(text.get_text() for text in figure.texts)
-
-
-def test_both_sides_of_a_channel_have_the_same_colours(equivariant: View) -> None:
-    found = panels(draw(equivariant))
-    checked = 0
-    for row in equivariant.rows:
-        for pair in row.pairs:
-            left, right = (found[f"{row.kind} {pair.name}{side}"] for side in ("", ", mirrored"))
-            (a,), (b,) = left.images, right.images
-            assert a.get_clim() == b.get_clim()
-            assert a.cmap.name == b.cmap.name
-            assert np.array_equal(a.get_array(), pair.image)
-            assert np.array_equal(b.get_array(), pair.mirrored)
-            low, high = a.get_clim()
-            assert high > low
-            if row.kind == "odd":
-                assert low == -high
-                assert a.cmap.name == diverging().name
-            boxes = left.get_position(), right.get_position()
-            assert boxes[0].x0 == pytest.approx(1 - boxes[1].x1)  # a mirror image of the other
-            assert boxes[0].y0 == boxes[1].y0
-            checked += 1
-    assert checked == 6
-
-
-def test_colours_of_odd_maps_part_at_white() -> None:
-    colours = diverging()
-    assert colours(0.5)[:3] == pytest.approx((1, 1, 1), abs=0.01)
-    below, above = colours(0.25), colours(0.75)
-    assert below[2] > below[0] + 0.3
-    assert above[0] > above[2] + 0.3
-
-
-def test_the_picture_of_an_equivariant_network(equivariant: View) -> None:
-    figure = draw(equivariant)
-    found = panels(figure)
-    for name in ("image", "image, mirrored", "focus", "focus, mirrored", "answers", "answers, mirrored"):
-        assert name in found
-    image, mirrored = (np.asarray(found[name].images[0].get_array()) for name in ("image", "image, mirrored"))
-    assert np.array_equal(image, mirrored[:, ::-1])
-    text = text_of(figure)
-    for words in (
-        "Even channels: mirrored",
-        "orange becomes blue",
-        "untrained",
-        "The answer is the same",
-        "class token",
-    ):
-        assert words in text
-    left, right = ([bar.get_width() for bar in found[name].patches] for name in ("answers", "answers, mirrored"))
-    assert left == pytest.approx(right, abs=1e-5)
-
-
-def test_the_picture_of_an_ordinary_network_shows_what_differs(ordinary: View) -> None:
-    figure = draw(ordinary)
-    found = panels(figure)
-    (row,) = ordinary.rows
-    for pair in row.pairs:
-        change = found[f"change of {pair.name}"].images[0]
-        assert np.allclose(change.get_array(), pair.mirrored - pair.image[:, ::-1])
-        assert np.abs(change.get_array()).max() > 0.05 * (pair.limits[1] - pair.limits[0])
-        assert change.get_clim()[0] == -change.get_clim()[1]
-    text = text_of(figure)
-    assert "Channels: not mirrored" in text
-    assert "ordinary" in text
-    assert "untrained" not in text  # nobody knows
-
-
-def test_texts_stay_inside_the_picture_and_apart(equivariant: View, ordinary: View) -> None:
-    for view in (equivariant, ordinary):
-        figure = draw(view)
-        figure.draw_without_rendering()
-        boxes = [text.get_window_extent() for text in figure.texts]
-        width, height = figure.bbox.width, figure.bbox.height
-        for number, box in enumerate(boxes):
-            assert box.x0 >= 0
-            assert box.x1 <= width
-            assert box.y0 >= 0
-            assert box.y1 <= height
-            for other in boxes[:number]:
-                assert not (
-                    min(box.x1, other.x1) - max(box.x0, other.x0) > 1 < min(box.y1, other.y1) - max(box.y0, other.y0)
-                )
-
-
-def test_the_same_view_gives_the_same_bytes(equivariant: View) -> None:
-    assert png(equivariant) == png(equivariant)
-    assert page(equivariant, "a") == page(equivariant, "a")
-
-
-@pytest.mark.parametrize("name", FAMILIES[1:])
-def test_every_family_is_drawn(name: str, photo: Path) -> None:
-    view = look(classifier(network(name), name), Image.open(photo), channels=1)
-    assert not view.is_attention
-    text = text_of(draw(view))
-    assert "Strength of the features: mirrored" in text
-    assert ("stage 1 (of 0 to 3)" if name == "convnext_flop_test" else "block ") in text
-    with Image.open(io.BytesIO(png(view))) as drawn:
-        assert drawn.width == 1800
-
-
-# The page -----------------------------------------------------------------------------------------------------------
-
-EVIL = "<script>alert(1)</script>\"'&.png"
-
-
-@pytest.fixture(scope="module")
-def written(equivariant: View, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_text(page(equivariant, EVIL), "utf-8")
-    return path
-
-
-def test_the_page_needs_nothing_else(written: Path) -> None:
-    text = written.read_text("utf-8")
-    reader = Reader(text)
-    assert reader.open == []
-    images = [value for tag, name, value in reader.attributes if (tag, name) == ("img", "src")]
-    assert len(images) == 4 + 2 * 3 * 2
-    for image in images:
-        kind, _, content = image.partition(",")
-        assert kind == "data:image/png;base64"
-        with Image.open(io.BytesIO(base64.b64decode(content))) as shown:
-            assert shown.mode == "RGB"
-    assert not [value for _, name, value in reader.attributes if name in ("href", "action", "srcset", "data")]
-    assert not re.search(r"@import|url\(|<link|<iframe|<script|https?:", text)
-    alts = [value for tag, name, value in reader.attributes if (tag, name) == ("img", "alt")]
-    assert len(alts) == len(set(alts)) == len(images)
-    assert all(len(alt) > 8 for alt in alts)
-    assert EVIL not in text
-
-
-def test_the_page_says_what_the_picture_says(written: Path, equivariant: View) -> None:
-    reader = Reader(written.read_text("utf-8"))
-    (table,) = reader.tables
-    assert table[0] == ["the image", "class", "its mirror image"]
-    assert [line[1] for line in table[1:]] == [score.label for score in equivariant.scores]
-    assert all(line[0] == line[2] for line in table[1:])
-
-
-def test_colours_of_the_page_are_those_of_the_picture(written: Path, equivariant: View) -> None:
-    images = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="Map of odd', written.read_text("utf-8"))
-    left, right = (np.asarray(Image.open(io.BytesIO(base64.b64decode(content)))).astype(int) for content in images[:2])
-    pair = equivariant.rows[1].pairs[0]
-    expected = diverging()((pair.image / pair.symmetric_limits[1] + 1) / 2)[..., :3] * 255
-    assert np.abs(left - expected).max() <= 1
-    strong = np.abs(pair.image) > 0.3 * pair.symmetric_limits[1]
-    warm = (left[..., 0] > left[..., 2])[strong]
-    assert ((right[:, ::-1][..., 0] > right[:, ::-1][..., 2])[strong] == ~warm).all()  # orange becomes blue
-
-
-@needs_browser
-@pytest.mark.parametrize("width", [1200, 380])
-def test_a_browser_shows_all_of_it(written: Path, tmp_path: Path, width: int) -> None:
-    found = seen(written, tmp_path, width)
-    assert found["width"] == width
-    assert found["content"] <= width, "the page scrolls sideways"
-    assert found["wide"] == []
-    assert (found["alerts"], found["broken"], found["requests"], found["scripts"]) == (0, 0, 0, 1)
-    assert len(found["images"]) == 16
-    for left, across, high in found["images"]:
-        assert left >= 0
-        assert across == pytest.approx(high, rel=0.1)
-        assert across > 100, "too small to see"
-    pairs = list(zip(found["images"][::2], found["images"][1::2], strict=True))
-    for (left, across, _), (right, *_) in pairs:
-        assert left + across + right == pytest.approx(width, abs=20), "not laid out as a mirror image"
-
-
-@needs_browser
-def test_dark_mode_is_dark(written: Path, tmp_path: Path) -> None:
-    dark = seen(written, tmp_path, 800, "--blink-settings=preferredColorScheme=0")
-    assert brightness(dark["background"]) < 40
-    assert brightness(dark["colour"]) > 200
 
 
 # The command --------------------------------------------------------------------------------------------------------
@@ -469,30 +243,31 @@ def refused(words: str, *args: str) -> None:
     assert words in " ".join(re.sub("[│╭╮╰╯─]", "", done.output).split()), done.output
 
 
-def test_refusals(tmp_path: Path, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = ("--model", SMALL)
+    photo().save(tmp_path / "photo.png")
     (tmp_path / "notes.txt").write_text("no image")
-    (tmp_path / "cut.png").write_bytes(photo.read_bytes()[:3000])
+    (tmp_path / "cut.png").write_bytes((tmp_path / "photo.png").read_bytes()[:3000])
     refused("'missing.jpg' doesn't exist", "missing.jpg", *small)
-    refused("is a folder: name an image file", str(tmp_path.name and "."), *small)
+    refused("is a folder: name an image file", ".", *small)
     refused("'notes.txt' is no image that Pillow knows", "notes.txt", *small)
     refused("'cut.png' can't be read as an image", "cut.png", *small)
     refused("test images 0 to 1999", "fashion-mnist:2000", *small)
-    refused("the network has the blocks 0 to 3", str(photo), *small, "--block", "4")
-    refused("the network has the blocks 0 to 3", str(photo), *small, "--layer", "-5")
-    refused("its name ends with .png", str(photo), *small, "-o", "picture.jpg")
-    refused("there is no folder", str(photo), *small, "-o", "nowhere/picture.png")
-    refused("no model is called", str(photo), "--model", "E(ViT-X)")
-    refused("--average takes the averaged weights of a checkpoint", str(photo), *small, "--average")
+    refused("the network has the blocks 0 to 3", "photo.png", *small, "--block", "4")
+    refused("the network has the blocks 0 to 3", "photo.png", *small, "--layer", "-5")
+    refused("its name ends with .png", "photo.png", *small, "-o", "picture.jpg")
+    refused("there is no folder", "photo.png", *small, "-o", "nowhere/picture.png")
+    refused("no model is called", "photo.png", "--model", "E(ViT-X)")
+    refused("--average takes the averaged weights of a checkpoint", "photo.png", *small, "--average")
     (tmp_path / "net.py").write_text("from torch import nn\nmade = nn.Flatten()\n")
-    refused("Flatten doesn't hand out its features", str(photo), "--model", "net.py:made")
+    refused("Flatten doesn't hand out its features", "photo.png", "--model", "net.py:made")
     assert not list(tmp_path.glob("*flopping*"))
 
 
-def test_without_matplotlib_nothing_begins(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    refused("pip install 'flopping[plot]'", str(photo), "--model", SMALL)
+def test_without_matplotlib_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refused("pip install 'flopping[plot]'", "fashion-mnist:0", "--model", SMALL)
 
 
 def test_photos_stand_as_their_camera_says(tmp_path: Path) -> None:
