@@ -19,11 +19,8 @@ from flopping.checkpoints.files import write_weights
 from flopping.classifier import open_classifier
 from flopping.export import FORMATS, CheckFailedError, Exported, ExportError, export, onnx_file
 from flopping.export.check import TOLERANCE, check, pictures
-from flopping.export.lowered import BareActivation, NormOfNorms, lowered
-from flopping.features import Layout
 from flopping.models import VisionTransformer
 from flopping.models.zoo import ZOO
-from flopping.nn import Mlp
 from flopping.testing import randomize_, relative_error
 from flopping_cli import app
 
@@ -253,31 +250,7 @@ def test_force_replaces(networks: dict[str, Saved], tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-# fewer steps
-
-
-@pytest.mark.parametrize("key", NETWORKS)
-@torch.no_grad()
-def test_lowered_networks_are_the_same(key: str, networks: dict[str, Saved]) -> None:
-    model = networks[key].model
-    made = lowered(model)
-    images = torch.randn(3, 3, 64, 64)
-    assert relative_error(made(images), model(images)) < 1e-5
-    steps = {type(layer) for layer in made.modules()}
-    kinds = {type(layer) for layer in model.modules()}
-    assert not kinds & {BareActivation, NormOfNorms}  # the network itself is as it was
-    assert (BareActivation in steps) == ("(" in key)
-    assert (NormOfNorms in steps) == ("(" in key and "ResMLP" not in key)
-
-
-@pytest.mark.parametrize("group", ["flop", "flipflop", "rot90", "octic"])
-@torch.no_grad()
-def test_other_groups_and_shares_are_lowered_or_left_alone(group: str) -> None:
-    for extra in (0, 4):
-        layout = Layout.regular(group, 16 + extra, extra=extra)
-        layer = nn.Sequential(randomize_(Mlp(layout)))
-        x = layout.random(5)
-        assert relative_error(lowered(layer)(x), layer(x)) < 1e-5
+# networks that have no graph, and all that are in the zoo
 
 
 def test_a_network_that_has_no_graph(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from flopping.classifier import Classifier
 from flopping.export.check import Run
 from flopping.export.describe import INPUT, OUTPUT, description
-from flopping.export.lowered import lowered
 from flopping.export.traced import traced
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def write_graph(
     about: Mapping[str, str] | None = None,
 ) -> None:
     """The graph for batches of one size, or of any."""
-    program = traced(lowered(model), input_size, batch)
+    program = traced(model, input_size, batch)
     with _silence():
         made = torch.onnx.export(
             program,
