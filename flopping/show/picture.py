@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
+from flopping.photos import Photo, UnreadableError, pillow_is_quiet, read_photo
 from flopping.training.sources import EMBEDDED, fashion_mnist
 
 
@@ -26,15 +27,10 @@ def open_picture(name: str) -> Image.Image:
         problem = "is a folder" if path.is_dir() else "doesn't exist"
         raise ValueError(f"{name!r} {problem}: name an image file, or {EMBEDDED}:NUMBER for one in the package")
     try:
-        with Image.open(path) as image:
-            image.load()
-            return ImageOps.exif_transpose(image)
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{name!r} is no image that Pillow knows: a JPEG, PNG, WebP, GIF, TIFF or BMP file") from error
-    except Image.DecompressionBombError as error:
-        raise ValueError(f"{name!r} is too large to be opened: {error}") from error
-    except Exception as error:  # damaged files make Pillow's decoders fail in more ways than it lists
-        raise ValueError(f"{name!r} can't be read as an image: {error}") from error
+        with pillow_is_quiet():
+            return read_photo(Photo(name))
+    except UnreadableError as error:
+        raise ValueError(f"{name!r} can't be shown: {error}") from error
 
 
 def stem(name: str) -> str:
