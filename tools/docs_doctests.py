@@ -13,15 +13,8 @@ DOCTEST = re.compile(r"^>>> .*?(?=\n[ \t]*\n|\Z)", re.MULTILINE | re.DOTALL)
 def with_blocks(text: str) -> str:
     """A docstring whose doctests are fenced: each begins with >>> and ends with an empty line.
 
-    >>> print(with_blocks("The law.\\n\\n>>> 1 + 1\\n2\\n\\nMore."))
-    The law.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    More.
+    >>> with_blocks("The law.\\n\\n>>> 1 + 1\\n2\\n\\nMore.")
+    'The law.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```\\n\\nMore.'
     """
     return DOCTEST.sub(lambda match: f"```pycon\n{match[0]}\n```", text)
 

@@ -33,7 +33,7 @@ def responses(image: Tensor) -> tuple[Tensor, Tensor]:
 
     >>> image = torch.rand(28, 28)
     >>> (even, odd), (mirrored_even, mirrored_odd) = responses(image), responses(image.flip(1))
-    >>> torch.allclose(mirrored_even, even.flip(1)), torch.allclose(mirrored_odd, -odd.flip(1), atol=1e-6)
+    >>> torch.allclose(mirrored_even, even.flip(1), atol=1e-6), torch.allclose(mirrored_odd, -odd.flip(1), atol=1e-6)
     (True, True)
     """
     symmetric = torch.tensor([[1.0, 2, 1], [0, 0, 0], [-1, -2, -1]]) / 4
@@ -61,7 +61,7 @@ def mirror() -> Figure:
 
 
 def _picture(axes: Any, pixels: Tensor, title: str, colours: str, limits: tuple[float, float], colour: str) -> None:
-    axes.imshow(pixels, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    axes.imshow(pixels.numpy(), cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.set_title(title, color=colour)
     _bare(axes)
