@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flopping_cli.common import Quiet, app, progress_console, refusals
@@ -55,7 +56,7 @@ def export(
                     img_size=img_size,
                     average=average,
                     force=force,
-                    progress=status.update,
+                    progress=lambda text: status.update(escape(text)),
                 )
         except (CheckFailedError, ExportError) as error:
             what = f"{output} was not written: " if isinstance(error, CheckFailedError) else ""
@@ -67,11 +68,11 @@ def export(
     checked = found.checked
     mirrored = f"{checked.mirror_difference:.1e}"
     if not checked.ignores_mirroring:
-        mirrored += f" (none is promised: {found.model} tells them apart)"
+        mirrored += " (the network has no mirror property)"
     table = Table(show_header=False)
-    table.add_row("file", str(found.path))
+    table.add_row("file", escape(str(found.path)))
     table.add_row("format", found.format)
-    table.add_row("network", found.model)
+    table.add_row("network", escape(found.model))
     table.add_row("size", f"{found.bytes / 1e6:.1f} MB")
     table.add_row("checked with batches of", ", ".join(map(str, checked.batches)))
     table.add_row("largest difference from the network", f"{checked.difference:.1e} of the largest logit")

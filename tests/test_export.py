@@ -267,6 +267,23 @@ class Moody(torch.nn.Module):
     assert listing(tmp_path).keys() == {"mine.py"}
 
 
+def test_the_table(networks: dict[str, Saved], tmp_path: Path) -> None:
+    """What a mirror does to a network that sees it is told, and a path is shown as it is."""
+    target = tmp_path / "a[/b]"
+    result = CliRunner().invoke(
+        app, ["export", str(networks["ResMLP"].folder), "-o", str(target), "-q"], env={"COLUMNS": "300"}
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    rows = dict(line.strip("│ ").split("│") for line in result.stdout.splitlines() if line.startswith("│"))
+    found = {key.strip(): value.strip() for key, value in rows.items()}
+    assert found["file"] == str(target)
+    assert (found["format"], found["network"]) == ("folder", "resmlp_test_64")
+    assert found["checked with batches of"] == "1, 3"
+    assert found["largest difference from the network"] == "0.0e+00 of the largest logit"
+    assert "the network has no mirror property" in found["largest difference for mirrored images"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ZOO)
 def test_every_network_of_the_zoo(name: str, tmp_path: Path) -> None:
