@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from threading import Event, Thread
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from PIL import Image
 from training_runs import Launcher
 from typer.testing import CliRunner
 
+from flopping.bench.machine import usable_cores
 from flopping.bench.pace import minutes
 from flopping.experiments import running
 from flopping.experiments.figure import draw
@@ -51,6 +53,8 @@ crop_scale: 0.8
 ORDER = ["tiny-x-0", "tiny-e-0", "tiny-e-time-0", "tiny-x-1", "tiny-e-1", "tiny-e-time-1"]
 STOPPED_IN = ORDER[2]
 STEPS = 80
+SHARE = f"OMP_NUM_THREADS={max(1, usable_cores() // 2)}"
+"""Of the cores, for each of two runs side by side."""
 
 
 @dataclass
@@ -265,9 +269,12 @@ def ordinary_network(done: Done) -> Any:
 
 
 def test_the_commands_of_the_report_are_those_that_ran(done: Done) -> None:
-    commands = [shlex.split(line) for line in done.report.splitlines() if line.startswith("flopping train")]
-    assert len(commands) == 6
-    for words, name in zip(commands, ORDER, strict=True):
+    lines = [line for line in done.report.splitlines() if "flopping train" in line]
+    assert len(lines) == 6
+    for line, name in zip(lines, ORDER, strict=True):
+        variables, _, command = line.partition("flopping ")
+        words = ["flopping", *shlex.split(command)]
+        assert variables == ("" if name in ORDER[:2] or "OMP_NUM_THREADS" in os.environ else f"{SHARE} ")
         job = Job.read(done.runs / name)
         changes = [word for word in words if "=" in word]
         assert load_recipe(words[2]).override(changes) == job.recipe
@@ -344,6 +351,49 @@ def test_finished_runs_of_another_recipe_are_refused(done: Done) -> None:
     said = " ".join(result.output.split())
     assert f"{ORDER[0]}' was started otherwise: lr=0.002 (was 0.001)" in said
     assert "Remove it, and it is done again" in said
+
+
+CHILDREN = """
+import os, signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(time.monotonic()))
+folder = sys.argv[sys.argv.index("-o") + 1]
+os.makedirs(folder)
+open(os.path.join(folder, "started"), "w").close()
+while not asked:
+    time.sleep(0.01)
+if folder.endswith("e-0"):
+    time.sleep(1)
+open(os.path.join(folder, "asked"), "w").write(f"{len(asked)} {os.environ['OMP_NUM_THREADS']}")
+sys.exit(3)
+"""
+
+
+def test_runs_side_by_side_are_asked_once_to_stop_and_have_their_time(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends at once, the other saves for a second; a run that is asked twice would save nothing."""
+    (tmp_path / "stand_in.py").write_text(CHILDREN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(running, "CHILD", "stand_in")
+    monkeypatch.setattr(running, "measure", lambda *_: done.pace)
+    runs = tmp_path / "runs"
+
+    def interrupt() -> None:
+        while not all((runs / name / "started").exists() for name in ORDER[:2]):
+            sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = Thread(target=interrupt)
+    thread.start()
+    words = ["experiment", str(done.root / "noise.yaml"), "--data", "x", "-o", str(runs), "--jobs", "2"]
+    result = runner.invoke(app, [*words, "--report", str(tmp_path / "report.md")], env=WIDE)
+    thread.join()
+    assert result.exit_code == 3, result.output
+    share = SHARE.partition("=")[2]
+    assert [(runs / name / "asked").read_text() for name in ORDER[:2]] == [f"1 {share}"] * 2
+    assert not (runs / ORDER[2]).exists()
 
 
 def test_a_run_that_fails_stops_the_experiment(done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

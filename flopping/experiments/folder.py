@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from flopping.training.run_folder import is_free
 from flopping.whole import whole
 
 SETTINGS = "experiment.json"
-FORMAT = "flopping-experiment-1"
+FORMAT = "flopping-experiment-2"
 FINISHED = "finished.json"
 
 
@@ -38,8 +39,8 @@ class Finished:
 
     run: Run
     job: Job
-    command: tuple[str, ...]
-    """The words behind `flopping`."""
+    command: str
+    """What carried it out, with the variables of the environment that it had of its own."""
     classes: int
     steps: int
     seconds: float
@@ -133,10 +134,19 @@ class Folder:
     def all_finished(self) -> list[Finished]:
         return [found for run in self.plan.runs if (found := self.finished(run)) is not None]
 
-    def finish(self, run: Run, command: Sequence[str], wall: float, classes: int, device: str) -> None:
-        """Write down that a run has come to its end, and what is not in its own files."""
-        machine = asdict(this_machine(device))
-        content = {"command": list(command), "wall": wall, "classes": classes, "machine": machine}
+    def finish(
+        self, run: Run, words: Sequence[str], variables: Mapping[str, str], wall: float, classes: int, device: str
+    ) -> None:
+        """Write down that a run has come to its end, and what is not in its own files.
+
+        Its command is the words behind `flopping`, with variables of the environment that it had of its own.
+        """
+        machine = this_machine(device)
+        machine = replace(machine, flags={**variables, **machine.flags})
+        command = " ".join(
+            [*(f"{name}={value}" for name, value in variables.items()), shlex.join(["flopping", *words])]
+        )
+        content = {"command": command, "wall": wall, "classes": classes, "machine": asdict(machine)}
         with whole(self.path / run.name / FINISHED) as place:
             place.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -159,7 +169,7 @@ class Folder:
             return Finished(
                 run,
                 job,
-                tuple(content["command"]),
+                content["command"],
                 classes=content["classes"],
                 steps=last["step"],
                 seconds=last["seconds"],

@@ -14,6 +14,7 @@ from rich.console import Console
 from flopping.bench.timing import interleave
 from flopping.experiments.plan import Arm, Pair
 from flopping.training.job import Job, Machine
+from flopping.training.loader import lost_workers
 from flopping.training.recipe import About
 from flopping.training.speed import WARM, endless, ready
 from flopping.training.trainer import Trainer
@@ -37,7 +38,7 @@ class Pace:
     rounds: int
     threads: int
     recipe: str
-    """What was timed, without its header."""
+    """What was timed, without what changes nothing about how fast it is."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Pace:
@@ -71,7 +72,8 @@ def measure(pair: Pair, data: str, machine: Machine, enough: Callable[[int], boo
             arm.value: ready(Job(pair.content, pair.model(arm), data), machine, Path(folder), console)
             for arm in (Arm.ORDINARY, Arm.EQUIVARIANT)
         }
-        timings = interleave({name: _steps(each) for name, each in trainers.items()}, ROUNDS, WARM, enough=enough)
+        with lost_workers(machine.workers):
+            timings = interleave({name: _steps(each) for name, each in trainers.items()}, ROUNDS, WARM, enough=enough)
     ordinary, equivariant = (timings[arm.value] for arm in (Arm.ORDINARY, Arm.EQUIVARIANT))
     gain = ordinary.interval_over(equivariant)
     images = STEPS * trainers[Arm.ORDINARY.value].order.batch_size
@@ -80,8 +82,8 @@ def measure(pair: Pair, data: str, machine: Machine, enough: Callable[[int], boo
 
 
 def timed(pair: Pair) -> str:
-    """All of a pair's recipe but its header, which changes nothing about how fast it is."""
-    return replace(pair.content, about=About()).to_yaml()
+    """All of a pair's recipe that decides how fast it is: not its header, nor how long it learns and at what rate."""
+    return replace(pair.content, about=About(), epochs=1, warmup_epochs=0.0, lr=1.0, seed=0).to_yaml()
 
 
 def _steps(trainer: Trainer) -> Callable[[], float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def page(folder: Folder, found: Sequence[Row], picture: str, command: str) -> st
         "## Commands",
         f"```\n{command}\n```",
         "runs these:",
-        "```\n" + "\n".join(shlex.join(["flopping", *run.command]) for run in done) + "\n```",
+        "```\n" + "\n".join(run.command for run in done) + "\n```",
     ]
     return "\n\n".join(sections) + "\n"
 

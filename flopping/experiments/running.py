@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,19 @@ class Child:
 
     run: Run
     command: Sequence[str]
+    environment: Mapping[str, str]
+    """What it has beyond this process's own."""
     process: subprocess.Popen[bytes]
     started: float
+    asked: int = 0
+    """How often it was asked to stop: at the second time it ends at once, and saves nothing."""
+
+    def ask(self, times: int, number: int = signal.SIGTERM) -> None:
+        """Let it know that it was asked so often."""
+        while self.asked < times:
+            self.asked += 1
+            if self.process.poll() is None:
+                self.process.send_signal(number)
 
 
 class Runner:
@@ -63,7 +74,8 @@ class Runner:
         self.folder, self.options, self.machine, self.say, self.report = folder, options, machine, say, report
         self.jobs = jobs
         self.children: list[Child] = []
-        self.asked: int | None = None
+        self.asked = 0
+        """How often this process was asked to stop."""
 
     def run(self) -> None:
         """Measure what has not been measured, run all that has not finished, and write the report after every run."""
@@ -73,14 +85,14 @@ class Runner:
             self._measure()
             waiting = [run for run in runs if folder.finished(run) is None]
             while waiting or self.children:
-                while waiting and len(self.children) < self.jobs and self.asked is None:
+                while waiting and len(self.children) < self.jobs and not self.asked:
                     run = waiting.pop(0)
                     self.say(
                         f"Run {1 + runs.index(run)} of {len(runs)}: {run.model}, {_words(run.arm)},"
                         f" {folder.epochs(run)} epochs, seed {run.seed}. {left(runs, folder.all_finished(), self.jobs)}"
                     )
                     self._start(run, lock)
-                if self.asked is not None and not self.children:
+                if self.asked and not self.children:
                     raise InterruptedRunError(f"stopped before run {waiting[0].name}. {AGAIN}")
                 sleep(LOOK)
                 self._look()
@@ -88,34 +100,37 @@ class Runner:
     def _measure(self) -> None:
         """Time the networks of each pair before anything else runs here."""
         for pair in self.folder.plan.pairs:
-            if self.folder.pace(pair) is None and self.asked is None:
+            if self.folder.pace(pair) is None and not self.asked:
                 names = f"{pair.model(Arm.ORDINARY)} and {pair.model(Arm.EQUIVARIANT)}"
                 self.say(f"Timing {names} in turn; they are compiled first: a minute or two.")
-                pace = measure(pair, self.folder.settings.data, self.machine, lambda _: self.asked is not None)
-                if self.asked is None:
+                pace = measure(pair, self.folder.settings.data, self.machine, lambda _: self.asked > 0)
+                if not self.asked:
                     self.folder.keep_pace(pair, pace)
-        if self.asked is not None:
+        if self.asked:
             raise InterruptedRunError(f"stopped while networks were timed. {AGAIN}")
 
     def _start(self, run: Run, lock: int) -> None:
         """Start a run. Where several run side by side, each has its share of the cores and a file for its words."""
         command = [*self.folder.command(run), *self.options]
-        environment = dict(os.environ)
+        own: dict[str, str] = {}
         if self.jobs > 1:
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.jobs)))
-        with open(self._said(run), "wb") if self.jobs > 1 else nullcontext() as output:
+            share = usable_cores() // self.jobs
+            own = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, share))}
+            readers = str(max(0, min(share - 1, self.machine.workers)))
+            command += [] if "--workers" in command else ["--workers", readers]
+        with open(self._said(run), "ab") if self.jobs > 1 else nullcontext() as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", CHILD, *command],
                 stdin=subprocess.PIPE,  # never written to: it closes when this process ends, however that comes about
                 stdout=subprocess.DEVNULL,
                 stderr=output,
-                env=environment,
+                env={**os.environ, **own},
                 start_new_session=True,  # an interrupt from the keyboard comes through this process alone
                 pass_fds=(lock,),
             )
-        self.children.append(Child(run, command, process, monotonic()))
-        if self.asked is not None:  # since it was looked at
-            process.send_signal(self.asked)
+        child = Child(run, command, own, process, monotonic())
+        self.children.append(child)
+        child.ask(self.asked)  # if it was asked for since it was looked at
 
     def _said(self, run: Run) -> Path:
         """Where the words of runs go that run side by side."""
@@ -124,44 +139,48 @@ class Runner:
     def _look(self) -> None:
         """Write down what has ended. If it did so before its time, let the others save, and end."""
         for child in [child for child in self.children if child.process.poll() is not None]:
-            self.children.remove(child)
-            with child.process:
-                code = child.process.returncode
-            if code == 0:
-                self._finish(child)
-            elif self.asked is not None:
-                self._end_all(self.asked)
-                raise InterruptedRunError(f"stopped in run {child.run.name}. {AGAIN}")
-            else:
-                self._end_all(signal.SIGTERM)
+            code = self._ended(child)
+            if code:
+                asked = self.asked > 0
+                self._end_all()
+                if asked:
+                    raise InterruptedRunError(f"stopped in run {child.run.name}. {AGAIN}")
                 where = "above" if self.jobs == 1 else f"in {str(self._said(child.run))!r}"
                 raise StoppedError(f"{child.run.name} ended with code {code}; what it said is {where}. {AGAIN}")
 
-    def _finish(self, child: Child) -> None:
-        folder, run = self.folder, child.run
-        config = checkpoint_folder(folder.path / run.name) / CONFIG
-        classes = json.loads(config.read_text(encoding="utf-8"))["num_classes"]
-        folder.finish(run, child.command, monotonic() - child.started, classes, self.machine.device)
-        self.report()
+    def _ended(self, child: Child) -> int:
+        """The exit code of a run, which may still have to end; if it has come to its end, that is written down."""
+        with child.process:
+            code = child.process.wait()
+        self.children.remove(child)
+        if code == 0:
+            folder, run = self.folder, child.run
+            config = checkpoint_folder(folder.path / run.name) / CONFIG
+            classes = json.loads(config.read_text(encoding="utf-8"))["num_classes"]
+            wall = monotonic() - child.started
+            folder.finish(run, child.command, child.environment, wall, classes, self.machine.device)
+            self.report()
+        return code
 
-    def _end_all(self, number: int) -> None:
-        """Ask all runs to save and to end, and wait until they have."""
+    def _end_all(self) -> None:
+        """Ask all runs to save and to end, unless that was done, and wait until they have."""
         for child in self.children:
-            child.process.send_signal(number)
-        for child in self.children:
-            with child.process:
-                child.process.wait()
-        self.children.clear()
+            child.ask(1)
+        while self.children:
+            self._ended(self.children[0])
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Asked to stop, let the runs save what they have, and start no other."""
 
         def forward(number: int, frame: FrameType | None) -> None:
-            self.asked = number
+            self.asked += 1
+            if self.asked == 1:
+                os.write(2, b"\nEnding; what runs is saved first. Once more ends it at once.\n")  # nothing is buffered
+            elif not self.children:  # networks are timed, and nothing of it is kept
+                raise KeyboardInterrupt
             for child in self.children:
-                if child.process.poll() is None:
-                    child.process.send_signal(number)
+                child.ask(self.asked, number)
 
         before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
