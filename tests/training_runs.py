@@ -134,7 +134,7 @@ def without(name: str) -> Iterator[None]:
         sys.modules.update(kept)
 
 
-def call(*arguments: str, curves: bool = False, given: str = "") -> Ended:
+def call(*arguments: str, curves: bool = False, given: bytes = b"") -> Ended:
     """A command in this process; without matplotlib, which takes longer than the run, unless curves are asked for."""
     with nullcontext() if curves else without("matplotlib"):
         found = CliRunner().invoke(app, list(arguments), input=given, env={"COLUMNS": "1000"})
