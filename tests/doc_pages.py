@@ -74,8 +74,8 @@ def blocks(page: Path) -> Iterator[Block]:
 def commands(block: Block) -> list[Command]:
     """The shell lines of a block.
 
-    Where lines begin with "$ ", these are commands and all others output. Else all lines of a block that says it is
-    shell code are commands, and in a block without a language those that begin with the name of a program of ours.
+    Where lines begin with "$ ", these are commands and all others output. Else all lines are commands of a block that
+    says it is shell code, or says nothing and has a line that begins with the name of a program of ours.
     """
     if block.language not in ("", "text", *SHELL):
         return []
@@ -90,9 +90,6 @@ def commands(block: Block) -> list[Command]:
             elif found:
                 found[-1] = Command(found[-1].place, found[-1].text, (*found[-1].output, line))
         return found
-    shell = block.language in SHELL
-    return [
-        Command(f"{page}:{number}", line.strip())
-        for number, line in lines
-        if not line.startswith("#") and (shell or line.split()[0] in PROGRAMS)
-    ]
+    if block.language not in SHELL and not any(line.split()[0] in PROGRAMS for _, line in lines):
+        return []
+    return [Command(f"{page}:{number}", line.strip()) for number, line in lines if not line.startswith("#")]

@@ -94,7 +94,8 @@ def test_shell_lines_are_found() -> None:
         return [(c.text, c.output) for c in commands(Block(ROOT / "README.md", 1, language, text))]
 
     assert found("$ a b \\\n    c\nshown\n$ d\n", "console") == [("a b      c", ("shown",)), ("d", ())]
-    assert found("flopping x  # why\nsomething\n") == [("flopping x  # why", ())]
+    assert found("flopping x  # why\nanother y\n") == [("flopping x  # why", ()), ("another y", ())]
+    assert found("a drawing\n") == []
     assert found("# why\nany thing\n", "sh") == [("any thing", ())]
     assert found("flopping = 1\n", "python") == []
     assert Command("", 'a "b c"  # exit code 1: refused').words == ["a", "b c"]
