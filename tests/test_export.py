@@ -122,8 +122,7 @@ def test_a_folder_is_opened_and_exported_again(
 
 
 def test_an_image_size_and_a_fixed_batch(tmp_path: Path) -> None:
-    args = {"depth": 1, "img_size": 32}
-    model = randomize_(timm.create_model("deit3_flop_test_patch16_64", **args)).eval()
+    model = randomize_(timm.create_model("resmlp_test_64", depth=1, img_size=32)).eval()
     path = tmp_path / "a.onnx"
     onnx_file.write_graph(model, (3, 32, 32), path, batch=2, opset=18)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -207,12 +206,11 @@ def test_a_wrong_export_leaves_what_was_there(
 @pytest.mark.parametrize(
     ("form", "end"),
     [
-        ("pt2", OSError("no space left")),
-        ("onnx", KeyboardInterrupt()),
+        ("pt2", KeyboardInterrupt()),
         ("folder", OSError("no space left")),
         ("folder", KeyboardInterrupt()),
     ],
-    ids=["pt2-full disk", "onnx-Ctrl-C", "folder-full disk", "folder-Ctrl-C"],
+    ids=["pt2-Ctrl-C", "folder-full disk", "folder-Ctrl-C"],
 )
 def test_an_end_midway_leaves_what_was_there(
     form: str, end: BaseException, networks: dict[str, Saved], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -226,7 +224,6 @@ def test_an_end_midway_leaves_what_was_there(
 
     monkeypatch.setattr("torch.export.save", half)
     monkeypatch.setattr("flopping.export.folder.write_weights", half)
-    monkeypatch.setattr("torch.onnx.ONNXProgram.save", lambda program, path, **options: half(path))
     before = listing(tmp_path)
     with pytest.raises(type(end)):
         export(str(networks["ResMLP"].folder), target, force=True)

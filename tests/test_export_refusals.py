@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from exported_networks import NETWORKS, listing, saved
 from typer.testing import CliRunner, Result
@@ -153,6 +154,7 @@ def test_pairs_are_those_of_the_paper() -> None:
 
 def test_both_are_exported_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flopping.bench.exported.pairs", lambda names: [PAIR])
+    monkeypatch.setattr("flopping.targets.load", lambda name: timm.create_model(name, depth=1))  # smaller still
     result = run("bench-export", "--batch", "3", "--threads", "1", "--repeats", "2", "--json", "-q")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

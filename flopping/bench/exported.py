@@ -85,7 +85,7 @@ def pairs(names: Sequence[str]) -> list[Pair]:
     >>> pairs(["e(vit-s)"])[0].twin, pairs(["E(ResMLP-S24)"])[0].twin_model
     ('ViT-S', 'resmlp_24_224')
     """
-    require_modules(format_of(".onnx"))
+    require_modules(format_of("model.onnx"))
     found = []
     for name in names:
         model = registered_name(name)
