@@ -155,11 +155,14 @@ def flopping_while_it_compiles(number: int, *arguments: str) -> None:
 
     What compiles it is a process that does nothing else, and has to end well, as a C++ compiler has to.
     """
-    left = [f"kill -{number} 0; sleep 0.3"]
+    left = [number]
 
     def compiled(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        compiler = subprocess.Popen(["sleep", "0.3"])
         while left:
-            subprocess.run(["sh", "-c", left.pop()], check=True)
+            os.killpg(0, left.pop())
+        if compiler.wait():
+            raise RuntimeError("the compiler failed")
         return graph.forward
 
     torch.compiler.set_default_backend(compiled)
