@@ -86,11 +86,14 @@ def demo(
     outcomes = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a network gains nothing from more, and suffers where others need them
-    for name, model in NETWORKS.items():
-        progress.print(f"\n[bold]{name}[/bold]")
-        train(Job(recipe, model, EMBEDDED), Machine(compile=compiled, workers=1), folder / name, progress, resume=True)
-        outcomes.append(_outcome(name, recipe, folder / name))
-    torch.set_num_threads(threads)
+    try:
+        for name, model in NETWORKS.items():
+            progress.print(f"\n[bold]{name}[/bold]")
+            machine = Machine(compile=compiled, workers=1)
+            train(Job(recipe, model, EMBEDDED), machine, folder / name, progress, resume=True)
+            outcomes.append(_outcome(name, recipe, folder / name))
+    finally:
+        torch.set_num_threads(threads)
     images = fashion_mnist("test")
     labels = torch.tensor([images.open(index)[1] for index in range(len(images))])
     shoes = torch.isin(labels, torch.tensor([images.classes.index(name) for name in SHOES]))

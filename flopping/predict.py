@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from flopping.classifier import Classifier
+from flopping.cores import usable_cores
 from flopping.photos import MAX_PIXELS, Failed, Photo, UnreadableError, read_photo
-from flopping.training.loader import Transformed, cores
+from flopping.training.loader import Transformed
 
 READERS = 4
 """At most so many threads read photos: each may hold a very large one."""
@@ -111,7 +112,7 @@ def _read_ahead(
 
     meant = (photo if isinstance(photo, (Photo, Failed)) else Photo(str(photo)) for photo in photos)
     reading: deque[tuple[str, Future[Transformed | Failed]]] = deque()
-    readers = ThreadPoolExecutor(min(READERS, max(1, cores() - 1)), thread_name_prefix="photos")
+    readers = ThreadPoolExecutor(min(READERS, max(1, usable_cores() - 1)), thread_name_prefix="photos")
     try:
         reading.extend((photo.name, readers.submit(read, photo)) for photo in islice(meant, batch + READERS))
         while reading:

@@ -79,5 +79,5 @@ def demo(
     """
     from flopping.demo import demo as run
 
-    with refusals(), train.run_ends(Console(stderr=True), output):
+    with refusals(), train.run_ends(Console(stderr=True), output, again="the same command"):
         run(Console(), output, progress=progress_console(quiet))

@@ -79,10 +79,10 @@ def bench(
     Examples: flopping bench "E(ViT-S)"; flopping bench "E(ViT-S)" resnet50 --train -o a.jsonl; flopping bench --paper
     """
     from flopping.bench.goals import goal_cases
-    from flopping.bench.machine import usable_cores
     from flopping.bench.measure import Session
     from flopping.bench.plan import cases, check_device, default_device, families, protocol_for, settings
     from flopping.bench.records import append, to_line
+    from flopping.cores import usable_cores
 
     with refusals():
         if os.name != "posix":

@@ -30,7 +30,7 @@ def bench_export(
     """
     with refusals():
         from flopping.bench.exported import GOAL, compared, pairs
-        from flopping.bench.machine import usable_cores
+        from flopping.cores import usable_cores
         from flopping.export import CheckFailedError
 
         chosen = pairs(models or ["E(ViT-S)", "E(ResMLP-S24)"])

@@ -149,23 +149,29 @@ def show_accuracy(what: str, found: Accuracy) -> None:
 
 
 @contextmanager
-def run_ends(console: Console, output: Path) -> Iterator[None]:
-    """Every way in which a run ends before its last step: a word, and an exit code of its own."""
+def run_ends(console: Console, output: Path, again: str = "--resume") -> Iterator[None]:
+    """Every way in which a run ends before its last step: a word, and an exit code of its own.
+
+    `again` is what goes on with it.
+    """
     from flopping.training.processes import AgreedError
-    from flopping.training.stops import FULL, InterruptedRunError, StoppedError
+    from flopping.training.stops import FULL, AloneError, InterruptedRunError, StoppedError
 
     try:
         yield
     except InterruptedRunError as stop:
-        say_last(console, escape(f"{stop}. --resume goes on"))
+        say_last(console, escape(f"{stop}. {again.capitalize()} goes on"))
         raise typer.Exit(INTERRUPTED) from stop
+    except AloneError as stop:
+        console.print(_stopped(str(stop)), highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from stop
     except StoppedError as stop:
         say_stopped(console, str(stop))
         raise typer.Exit(1) from stop
     except OSError as error:
         if error.errno not in FULL:
             raise
-        say_stopped(console, f"{error.strerror}. Free some space, then go on with --resume")
+        say_stopped(console, f"{error.strerror}. Free some space, then go on with {again}")
         raise typer.Exit(1) from error
     except KeyboardInterrupt as stop:
         say_last(console, escape(f"Ended at once; what was saved before is in {str(output)!r}"))
@@ -178,7 +184,11 @@ def run_ends(console: Console, output: Path) -> Iterator[None]:
 
 
 def say_stopped(console: Console, why: str) -> None:
-    say_last(console, f"[red]The run stopped:[/red] {escape(why)}")
+    say_last(console, _stopped(why))
+
+
+def _stopped(why: str) -> str:
+    return f"[red]The run stopped:[/red] {escape(why)}"
 
 
 def say_last(console: Console, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 from spread_runs import WAYS, Fields, Room, forget_last
@@ -98,6 +99,12 @@ def _ends(room: Room) -> None:
     room.both("no images", "plain", "one", "no-images", "--shard", tries=1)
     (images("tests") / "val" / "class-0" / "001.png").write_bytes(b"no image")
     room.both("no test images", "plain", "tests", "no-test-images", "--shard", tries=1)
+
+    image_folder(room.path / "many", train=6, test=70)  # 105 test images for each, in batches of 100
+    asked = ("open", "/val/class-", 101, int(signal.SIGTERM))
+    room.both("asked in a test", "plain", "many", "asked", strike=asked)
+    room.both("asked and resumed", "plain", "many", "asked", "--resume")
+    room.alone("plain", "not-asked", data="many")
 
     images("view0")
     room.both("one is blind", "plain", "view{rank}", "blind")

@@ -28,6 +28,7 @@ WAYS = {"copied": [], "sharded": ["--shard"]}
 # Every random part is on, and clipping binds. 18 images in batches of 8: an epoch has two steps.
 SHORT = {**EVERYTHING, "epochs": 2, "batch_size": 8, "lr": 0.02, "clip_grad": 0.1, "ema": 0.8, "precision": "float64"}
 Fields = dict[str, Any]
+Strike = tuple[str, str, int, int] | tuple[()]
 
 
 def torchrun(*arguments: str | Path) -> list[str]:
@@ -59,14 +60,16 @@ class Room:
         options = ["--workers", "0", "--chunk", "2", "--save-steps", str(STEPS - 1)]
         return command(self.path / f"{recipe}.yaml", self.path / data, self.path / run, "", *options, *more)
 
-    def alone(self, recipe: str, run: str | Path, *more: str) -> None:
+    def alone(self, recipe: str, run: str | Path, *more: str, data: str = "data") -> None:
         """A run in this process."""
-        ended = call(*self.command(recipe, "data", run, *more))
+        ended = call(*self.command(recipe, data, run, *more))
         assert ended.code == 0, ended.err
 
-    def both(self, name: str, recipe: str, data: str, run: str | Path, *more: str, tries: int = 50) -> None:
-        """A run of two processes, for the plan."""
-        self.plan[name] = [tries, *self.command(recipe, data, run, *more)]
+    def both(
+        self, name: str, recipe: str, data: str, run: str | Path, *more: str, tries: int = 50, strike: Strike = ()
+    ) -> None:
+        """A run of two processes, for the plan; the second one may be struck, see `launcher.strike`."""
+        self.plan[name] = [{"tries": tries, "strike": strike}, *self.command(recipe, data, run, *more)]
 
     def play(self) -> None:
         """Do what is planned, and keep what each process did."""

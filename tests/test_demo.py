@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
+from training_runs import Launcher
 
 from flopping.demo import demo
 
@@ -59,3 +62,22 @@ def test_it_leaves_a_picture_and_the_runs(shown: tuple[str, Path]) -> None:
     with Image.open(shown[1] / "demo.png") as picture:
         assert picture.size[0] > 1000
     assert {path.name for path in shown[1].iterdir()} == {"ordinary", "equivariant", "demo.png"}
+
+
+def test_stopped_it_names_itself_as_what_goes_on(tmp_path: Path, launcher: Launcher) -> None:
+    asked = ("open", "/train-images", 1, signal.SIGTERM)
+    ended = launcher.run(tmp_path, "demo", "-o", str(tmp_path / "demo"), strikes=[asked])
+    assert ended.code == 3, ended.err
+    assert "stopped before the first step: there is nothing to save. The same command goes on" in ended.err
+
+
+def test_what_it_is_refused_leaves_the_number_of_threads(tmp_path: Path) -> None:
+    (tmp_path / "ordinary").write_text("mine")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="is a file"):
+            demo(Console(file=io.StringIO()), tmp_path, SMALL, compiled=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 import pytest
 from spread_plans import PROCESSES, everyday
-from spread_runs import TESTS, Room, Session, assert_same_checkpoint, environment, played, torchrun
+from spread_runs import TESTS, Room, Session, assert_same_checkpoint, assert_same_run, environment, played, torchrun
 from training_runs import image_folder
 
 from flopping.training.checkpoint import Keeper
@@ -49,6 +49,17 @@ def test_a_test_that_fails_for_one_process_stops_all(session: Session) -> None:
     text = said(session, "no test images", 1)
     assert "The run stopped: 1 images in a row can't be read" in text
     assert "class-0/001.png" in text
+
+
+def test_a_test_in_which_one_process_is_asked_to_stop(session: Session) -> None:
+    """All leave it unfinished and save once; it comes once more after resuming."""
+    run = session.path / "asked"
+    text = said(session, "asked in a test", 3)
+    assert f"stopped after step 2 of 4; all is kept in {str(Keeper(run).place(2))!r}. --resume goes on" in text
+    first, second = session.of("asked and resumed")
+    assert (first["code"], second["code"]) == (0, 0), first["stderr"]
+    assert "Resumed after step 2 of 4" in first["stderr"]
+    assert_same_run(run, session.path / "not-asked")
 
 
 def test_what_one_process_refuses_all_refuse(session: Session) -> None:

@@ -24,6 +24,7 @@ from training_runs import (
     command,
     contents,
     events,
+    flopping_while_it_compiles,
     image_folder,
     newest,
     recipe_file,
@@ -106,6 +107,40 @@ def test_asked_to_stop(number: signal.Signals, tmp_path: Path, launcher: Launche
     ended = launcher.run(tmp_path, *run_of("ViT", images, run))
     assert ended.code == 0, ended.err
     assert f"Resumed after step {stopped} of 12" in ended.err
+    assert_same(run, whole("ViT")[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_while_the_network_is_compiled(
+    number: signal.Signals, tmp_path: Path, launcher: Launcher, images: Path
+) -> None:
+    """What compiles it is signalled, too, and takes no notice; so the step comes to its end."""
+    run = tmp_path / "run"
+    arguments = run_of("ViT", images, run, "--compile")
+    ended = launcher.run(tmp_path, int(number), *arguments, function=flopping_while_it_compiles)
+    assert ended.code == 3, ended.err
+    assert "Traceback" not in ended.err
+    assert f"{number.name}: ending the step and saving; once more to end at once" in ended.err
+    assert newest(run) == 1
+    assert f"stopped after step 1 of 12; all is kept in {str(Keeper(run).place(1))!r}. --resume goes on" in ended.err
+
+
+def test_asked_to_stop_before_the_first_step(tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
+    """To look for images takes minutes on some file systems."""
+    run = tmp_path / "run"
+    arguments = run_of("ViT", images, run)
+    for opened in ("/train/class-1", "/val/class-1"):
+        ended = launcher.run(tmp_path, *arguments, strikes=[("os.scandir", opened, 1, signal.SIGTERM)])
+        assert ended.code == 3, ended.err
+        assert "SIGTERM: ending before the first step; once more to end at once" in ended.err
+        assert "stopped before the first step: there is nothing to save. --resume goes on" in ended.err
+        assert not run.exists()
+    assert launcher.run(tmp_path, *arguments, strikes=[("open", "/.new-step-", 8, signal.SIGTERM)]).code == 3
+    before = contents(run / "checkpoints")
+    ended = launcher.run(tmp_path, *arguments, strikes=[("os.scandir", "/train/class-1", 1, signal.SIGTERM)])
+    assert ended.code == 3, ended.err
+    assert contents(run / "checkpoints") == before
+    assert launcher.run(tmp_path, *arguments).code == 0
     assert_same(run, whole("ViT")[0])
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 from training_runs import (
@@ -87,6 +87,34 @@ def test_killed_and_stopped_with_compiled_networks(tmp_path: Path, images: Path)
     ended = shell.run(*arguments)
     assert ended.code == 0, ended.err
     assert_same(run, whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_while_a_network_is_compiled(number: signal.Signals, tmp_path: Path, images: Path) -> None:
+    """By a real compiler, which is signalled with the whole group as soon as it runs."""
+    shell = Shell(tmp_path)
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    arguments = run_of("ViT", images, run, "--compile", "--workers", "0")
+    process = shell.start(*arguments)
+    end = monotonic() + 300
+    while not compilers_of(process.pid):
+        assert process.poll() is None
+        assert monotonic() < end, "nothing was compiled"
+        sleep(0.005)
+    os.killpg(process.pid, number)
+    ended = shell.end(process)
+    assert ended.code == 3, ended.err
+    assert "Traceback" not in ended.err
+    assert newest(run) == 1
+    assert shell.run(*arguments).code == 0
+    assert shell.run(*run_of("ViT", images, whole, "--compile")).code == 0
+    assert_same(run, whole)
+
+
+def compilers_of(group: int) -> list[str]:
+    """The compilers proper that run in a process group."""
+    found = subprocess.run(["ps", "-A", "-o", "pgid=,comm="], capture_output=True, text=True, check=True).stdout
+    return [name for number, name in map(str.split, found.splitlines()) if int(number) == group and "cc1" in name]
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare mounts a small disk")

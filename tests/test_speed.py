@@ -45,6 +45,13 @@ def test_a_table_of_a_stream(tmp_path: Path) -> None:
     assert "Timing both together" in err
 
 
+def test_a_missing_compiler_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    code, out, err = bench("fashion_vit", "--data", "fashion-mnist", *TINY, "--compile")
+    assert (code, out) == (2, "")
+    assert "no C++ compiler is called 'no-such-compiler'" in " ".join(err.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("loader", "network", "waiting", "workers", "needed", "said"),
     [

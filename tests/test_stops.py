@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 import torch
 from training_runs import FAMILIES, Launcher, call, command, contents, events, image_folder, recipe_file
 
-from flopping.training import learner, run, trainer
+from flopping.training import learner, progress, run, trainer
 from flopping.training.checkpoint import Keeper
 from flopping.training.networks import build
 from flopping.training.trained import opened
@@ -113,6 +114,50 @@ def test_gradients_that_overflow_float16_for_ever(
     losses = [event["loss"] for event in events(tmp_path / "run") if event["kind"] == "step"]
     assert len(losses) == first - 1
     assert all(0 < loss < 10 for loss in losses)
+
+
+# -- a device that is not waited for after every step
+
+
+def test_steps_are_looked_at_once_a_second(
+    tmp_path: Path, started: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's, that is; here a CPU's. The log doesn't depend on it, and a run that is asked to stop does so at once."""
+    looks: list[int] = []
+    steps: list[int] = []
+    look, step = trainer.Trainer._look, learner.Learner.step
+    asked_in = 1000
+
+    def noted_look(self: trainer.Trainer, losses: list[float], *times: float) -> None:
+        looks.append(len(losses))
+        look(self, losses, *times)
+
+    def noted_step(self: learner.Learner, *place: Any) -> torch.Tensor:
+        steps.append(len(steps) + 1)
+        if steps[-1] == asked_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *place)
+
+    monkeypatch.setattr(trainer.Trainer, "_look", noted_look)
+    monkeypatch.setattr(learner.Learner, "step", noted_step)
+    monkeypatch.setitem(trainer.MOST_STEPS, "cpu", 5)
+    arguments = started("--chunk", "4", "--log-steps", "7", epochs=1, batch_size=4)
+    logs = []
+    for seconds, expected in ((0.0, [1] * 12), (1e9, [1, 5, 1, 5])):  # every step takes longer, or none does
+        monkeypatch.setattr(progress, "SECONDS", seconds)
+        run = tmp_path / f"{seconds}"
+        ended = call(*arguments, "-o", str(run))
+        assert ended.code == 0, ended.err
+        assert looks == expected
+        logs.append(events(run))
+        looks.clear()
+    assert logs[0] == logs[1]
+    steps.clear()
+    asked_in = 9
+    ended = call(*arguments)
+    assert ended.code == 3, ended.err
+    assert looks == [1, 5, 1, 2]
+    assert [checkpoint.step for checkpoint in Keeper(tmp_path / "run").found()] == [9]
 
 
 # -- images that can't be read

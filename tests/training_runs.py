@@ -150,6 +150,25 @@ def flopping(*arguments: str) -> None:
     app(arguments, prog_name="flopping")
 
 
+def flopping_while_it_compiles(number: int, *arguments: str) -> None:
+    """A command that is asked to stop while a network is compiled: its whole group is signalled, as by a terminal.
+
+    What compiles it is a process that does nothing else, and has to end well, as a C++ compiler has to.
+    """
+    left = [number]
+
+    def compiled(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        compiler = subprocess.Popen(["sleep", "0.3"])
+        while left:
+            os.killpg(0, left.pop())
+        if compiler.wait():
+            raise RuntimeError("the compiler failed")
+        return graph.forward
+
+    torch.compiler.set_default_backend(compiled)
+    flopping(*arguments)
+
+
 def write_checkpoint(run: str | Path, step: int, score: float | None = None, size: int = 8) -> Path:
     """A checkpoint in which every number is its step."""
     weights = {"weight": torch.full((size,), float(step))}

@@ -2,8 +2,9 @@
 
     torchrun ... two_processes.py PLAN OUTPUT
 
-PLAN is a JSON list of commands: how many unreadable images in a row a reader takes, then arguments of the command line,
-in which {rank} is the number of the process. OUTPUT gets a file per process with what each command did there.
+PLAN is a JSON list of commands: how many unreadable images in a row a reader takes and at which moment the second
+process gets a signal, then arguments of the command line, in which {rank} is the number of the process. OUTPUT gets a
+file per process with what each command did there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 import typer
+from launcher import strike
 from torch import nn
 
 from flopping.training import loader
@@ -42,9 +44,11 @@ def meet_anew(place: Path) -> None:
     os.environ["MASTER_PORT"] = place.read_text(encoding="utf-8")
 
 
-def command(tries: int, *arguments: str) -> dict[str, Any]:
+def command(about: dict[str, Any], *arguments: str) -> dict[str, Any]:
     """A command, with an error as the command line would show it."""
-    loader.TRIES = tries
+    loader.TRIES = about["tries"]
+    if about["strike"] and RANK == "1":
+        strike(*about["strike"])
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()) as output:
         try:
@@ -106,7 +110,7 @@ def main(plan: Path, output: Path) -> None:
     results = []
     for number, arguments in enumerate(json.loads(plan.read_text(encoding="utf-8"))):
         meet_anew(output / f"port{number}")
-        results.append(CHECKS[arguments[0]]() if arguments[0] in CHECKS else command(*arguments))
+        results.append(command(*arguments) if len(arguments) > 1 else CHECKS[arguments[0]]())
     (output / f"{RANK}.json").write_text(json.dumps(results), encoding="utf-8")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from flopping.cores import usable_cores as usable_cores
+
 FLAGS = ("ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_CPU_", "CUDA_VISIBLE", "TORCH_COMPILE", "MALLOC_")
 """How variables of the environment begin that change how fast things are."""
 PACKAGES = "timm", "flopping"
@@ -55,11 +57,6 @@ def this_machine(device: str = "cpu") -> Machine:
         flags=flags,
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from flopping.training.images import Images, Source
-from flopping.training.loader import Batch, Feed, Loader, Preparation, all_images
+from flopping.training.loader import Batch, Feed, Loader, Preparation, all_images, lost_workers
 from flopping.training.order import Chunks
 from flopping.training.processes import World
 from flopping.training.shards import Shards
@@ -32,6 +32,12 @@ def eval_batches(
         return all_of_shards(images, preparation, batch_size, workers, world)
     assert isinstance(images, Source)
     return all_images(images, preparation, batch_size, workers, world)
+
+
+def worded(batches: Iterator[Batch], workers: int, meanwhile: Callable[[], str]) -> Iterator[Batch]:
+    """Batches; once a worker process is no more, they end in a word on what was kept and what helps."""
+    with lost_workers(workers, meanwhile):
+        yield from batches
 
 
 def unbroken(batches: Iterator[Batch], blank: Callable[[], Batch], cannot: Callable[[str], None]) -> Iterator[Batch]:

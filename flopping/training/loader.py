@@ -23,6 +23,7 @@ from timm.data.transforms import MaybePILToTensor
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flopping.cores import usable_cores
 from flopping.training.augment import Shortened, mended
 from flopping.training.images import Source
 from flopping.training.order import Chunks, Key
@@ -30,7 +31,7 @@ from flopping.training.pixels import as_pixels, mode_of
 from flopping.training.processes import World
 from flopping.training.randomness import reseed
 from flopping.training.recipe import Recipe
-from flopping.training.stops import StoppedError, UnreadableError
+from flopping.training.stops import AloneError, StoppedError, UnreadableError
 
 Transformed = Image.Image | Tensor
 Transform = Callable[[Image.Image], Transformed]
@@ -260,10 +261,11 @@ def loader(
 
 
 @contextmanager
-def lost_workers(workers: int, meanwhile: Callable[[], str] = str) -> Iterator[None]:
+def lost_workers(workers: int, meanwhile: Callable[[], str] = str, *, alone: bool = False) -> Iterator[None]:
     """Within it, a worker process that is killed stops the run, with a word on what was kept and what helps.
 
-    torch notices it at any moment, not only when a batch is waited for.
+    torch notices it at any moment, not only when a batch is waited for. Of several processes, which wait for each other
+    then, the one that has lost it ends `alone`.
     """
     try:
         yield
@@ -271,7 +273,7 @@ def lost_workers(workers: int, meanwhile: Callable[[], str] = str) -> Iterator[N
         if not str(error).startswith(_LOST):
             raise
         how = " ".join(str(error).split("Details")[0].split()).rstrip(".")
-        raise StoppedError(
+        raise (AloneError if alone else StoppedError)(
             f"a process that reads images has ended ({how}), most often because memory was short. {meanwhile()}Go on"
             f" with fewer of them (--workers, {workers} now), or leave them more memory"
         ) from error
@@ -282,13 +284,8 @@ def default_workers() -> int:
 
     `torchrun` says how many processes share the machine.
     """
-    share = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    share = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(0, min(share - 1, MOST_WORKERS))
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _worker_starts(_: int) -> None:
@@ -301,6 +298,8 @@ def _worker_starts(_: int) -> None:
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         Thread(target=_end_if_told_by, args=(os.getppid(),), daemon=True).start()
+    else:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the process that trains may block it
 
 
 def _end_if_told_by(parent: int) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SECONDS = 1.0
+"""After so long at the latest, a step included, it is noticed that a run was asked to stop."""
+
 
 @dataclass
 class Progress:
@@ -27,9 +30,10 @@ class Progress:
 
     def add(self, losses: list[float], images: int) -> None:
         self.step += len(losses)
-        self.loss_sum += sum(losses)
         self.losses += len(losses)
-        self.epoch_loss += sum(losses)
+        for loss in losses:  # one by one: the sums don't depend on how many come at a time
+            self.loss_sum += loss
+            self.epoch_loss += loss
         self.images += images
 
     @property
@@ -59,3 +63,29 @@ class Window:
     @property
     def waiting_share(self) -> float | None:
         return self.waiting / self.seconds if self.seconds else None
+
+
+class Pace:
+    """How many steps are done before what they gave is looked at: as many as take a second, and at most so many.
+
+    Steps that are a multiple of a mark are always looked at, so that lines of the log don't depend on the pace.
+
+    >>> pace = Pace(10, (4, None))
+    >>> [pace.is_due(steps, 8) for steps in (1, 2)], [pace.set(seconds) for seconds in (70.0, 0.3, 0.01)]
+    ([True, True], [1, 3, 10])
+    >>> [steps for steps in range(1, 11) if pace.is_due(steps, 7)]
+    [1, 5, 9, 10]
+    """
+
+    def __init__(self, most: int, marks: tuple[int | None, ...]) -> None:
+        self.most, self.marks = most, [mark for mark in marks if mark is not None]
+        self.steps = 1
+
+    def set(self, seconds: float) -> int:
+        """Go by what a step takes, which is the same number in all processes."""
+        self.steps = max(1, min(self.most, int(SECONDS / seconds))) if seconds > 0 else self.most
+        return self.steps
+
+    def is_due(self, steps: int, before: int) -> bool:
+        """Whether to look after so many steps, and as many before them."""
+        return steps >= self.steps or any((before + steps) % mark == 0 for mark in self.marks)

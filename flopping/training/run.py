@@ -22,6 +22,7 @@ from flopping.training.precision import usable_precision
 from flopping.training.processes import AgreedError, World, world
 from flopping.training.run_folder import is_free, reserved
 from flopping.training.sources import open_source, require_same_classes
+from flopping.training.stops import InterruptedRunError, Signals
 from flopping.training.trainer import Trainer
 
 CHUNK = {"cpu": 64, "cuda": 256}
@@ -37,15 +38,17 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
     """
     job.recipe.require_family(job.model)
     with world(machine.device) as here, ExitStack() as stack:
+        signals = Signals(speaks=here.is_main, launched=here.launched, shielded=machine.compile)
+        stack.enter_context(signals)
         with here.together():
-            _require_compiler(machine, here)
+            require_compiler(machine, here)
             job = _with_precision(job, here, console)
             kept = _kept(job, folder, resume)
         if len(set(here.every(kept is None))) > 1:
             raise AgreedError(f"some processes find a run in {str(folder)!r} and others don't: all need one folder")
         trainer = None
         if kept is None:  # what can't be done is refused before there is a folder
-            trainer = _trainer(job, machine, folder, here, console)
+            trainer = _trainer(job, machine, folder, here, console, signals)
             job = trainer.job
         with here.together():
             if here.is_main:
@@ -65,25 +68,35 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
                         _draw(folder, job.model, console)
                 return result
         if start is not None:
-            trainer = _trainer(replace(job, init=None), machine, folder, here, console)  # its weights come from there
+            without = replace(job, init=None)  # its weights come from the checkpoint
+            trainer = _trainer(without, machine, folder, here, console, signals)
             trainer.restore(start)
-        trainer = trainer or _trainer(job, machine, folder, here, console)
+        trainer = trainer or _trainer(job, machine, folder, here, console, signals)
+        _go_on(here, signals)
         result = trainer.run()
         if here.is_main:
             _draw(folder, job.model, console)
         return result
 
 
-def _trainer(job: Job, machine: Machine, folder: Path, here: World, console: Console) -> Trainer:
+def _go_on(here: World, signals: Signals) -> None:
+    """End, if any process was asked to stop before the first step: to open images may take minutes."""
+    if any(here.every(signals.asked)):
+        raise InterruptedRunError("stopped before the first step: there is nothing to save")
+
+
+def _trainer(job: Job, machine: Machine, folder: Path, here: World, console: Console, signals: Signals) -> Trainer:
     """The trainer of a job, with its images. Nothing is written."""
+    _go_on(here, signals)
     with here.together():
         job = _with_chunk(job, here)
         train, test = (open_source(job.data, split, job.root) for split in ("train", "test"))
         require_same_classes(train, test, job.data)
     _require_one_view(here, train, test)
+    _go_on(here, signals)
     for note in filter(None, (train.note, test.note) if here.is_main else ()):
         warn(console, escape(note))
-    return Trainer(job, machine, folder, here, train, test, console)
+    return Trainer(job, machine, folder, here, train, test, console, signals)
 
 
 def _require_one_view(here: World, train: Images, test: Images) -> None:
@@ -117,7 +130,8 @@ def has_compiler() -> bool:
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
-def _require_compiler(machine: Machine, here: World) -> None:
+def require_compiler(machine: Machine, here: World) -> None:
+    """Refuse to compile without a compiler, rather than fail in the first step."""
     if machine.compile and here.device.type == "cpu" and not has_compiler():
         raise ValueError(
             f"no C++ compiler is called {os.environ.get('CXX', 'g++')!r}, and networks on a CPU are compiled with one:"

@@ -13,12 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from flopping.cores import usable_cores
 from flopping.training.job import Job, Machine
 from flopping.training.journal import warn
-from flopping.training.loader import Batch, Feed, Timed, cores, lost_workers
+from flopping.training.loader import Batch, Feed, Timed, lost_workers
 from flopping.training.precision import usable_precision
 from flopping.training.processes import World, chosen_device
-from flopping.training.run import CHUNK, default_chunk
+from flopping.training.run import CHUNK, default_chunk, require_compiler
 from flopping.training.sources import open_source
 from flopping.training.trainer import Trainer
 
@@ -80,6 +81,7 @@ def ready(job: Job, machine: Machine, folder: Path, console: Console) -> Trainer
     """What trains a network by a recipe, with at most `CHUNKS` chunks per step."""
     job.recipe.require_family(job.model)
     here = World(chosen_device(machine.device))
+    require_compiler(machine, here)
     precision, why = usable_precision(job.recipe.precision, here.device)
     if why:
         warn(console, why)
@@ -104,7 +106,7 @@ def measure(job: Job, machine: Machine, console: Console, seconds: float) -> Spe
         network, _ = _training(trainer, Timed(repeat(last)), seconds)
         console.print("Timing both together")
         together, waiting = _training(trainer, Timed(endless(feed)), seconds)
-    return Speed(loader, network, together, waiting, machine.workers, cores())
+    return Speed(loader, network, together, waiting, machine.workers, usable_cores())
 
 
 def endless(feed: Feed) -> Iterator[Batch]:

@@ -5,14 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections import deque
+from threading import Thread, get_ident
 from types import FrameType, TracebackType
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """How the system says that there is no room on a disk."""
+ASKING = frozenset({signal.SIGINT, signal.SIGTERM})
+"""The signals that ask a run to stop."""
+BELL = signal.SIGURG
+"""What the thread that waits for them wakes the main one with; a process that has no use for it doesn't notice it."""
 
 
 class StoppedError(Exception):
     """A run that ended before its last step, in a way that its owner should know of."""
+
+
+class AloneError(StoppedError):
+    """One of several processes has stopped, and could not tell the others: it speaks itself, and is waited for no more.
+
+    What started them notices it, and ends the others.
+    """
 
 
 class InterruptedRunError(StoppedError):
@@ -41,22 +54,51 @@ class Signals:
 
     A launcher as `torchrun` may pass on a signal that a process has got already, and kills those that take too long:
     under it, to be asked twice means the same as once.
+
+    Terminals and batch systems signal all processes of a run. `shielded`, those that it starts within take no notice:
+    a C++ compiler that was ended would end the step in an error, and other processes would wait for it. They inherit
+    what the thread that starts them blocks, so both signals are blocked here, and a thread of their own waits for them.
     """
 
-    def __init__(self, *, speaks: bool, launched: bool) -> None:
-        self.speaks, self.launched = speaks, launched
+    def __init__(self, *, speaks: bool, launched: bool, shielded: bool = False) -> None:
+        self.speaks, self.launched, self.shielded = speaks, launched, shielded
         self.asked = False
+        self.doing = "ending before the first step"
+        """What being asked leads to, in words."""
+        self.heard: deque[int] = deque()
 
     def __enter__(self) -> Signals:
         self.process = os.getpid()
-        self.before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {number: signal.signal(number, self._ask) for number in ASKING}
+        if self.shielded:
+            self.before[BELL] = signal.signal(BELL, self._ring)
+            self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*ASKING, BELL})
+            self.listener = Thread(target=self._listen, args=(get_ident(),), daemon=True)
+            self.listener.start()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {BELL})
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.shielded:
+            assert self.listener.ident is not None
+            signal.pthread_kill(self.listener.ident, BELL)
+            self.listener.join()
         for number, handler in self.before.items():
             signal.signal(number, handler)
+        if self.shielded:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+    def _listen(self, main: int) -> None:
+        """Pass on to the main thread what comes, until the bell rings here."""
+        while (number := signal.sigwait({*ASKING, BELL})) != BELL:
+            self.heard.append(number)
+            signal.pthread_kill(main, BELL)  # which also ends what it waits for
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        while self.heard:
+            self._ask(self.heard.popleft(), frame)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.process:  # a process that is about to become one that reads images
@@ -64,10 +106,11 @@ class Signals:
         if self.asked and self.launched:
             return
         if self.asked:
-            for every in self.before:
+            for every in ASKING:
                 signal.signal(every, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
             raise KeyboardInterrupt
         self.asked = True
         if self.speaks:  # a plain write, because the signal may have come in the middle of a buffered one
             again = "" if self.launched else "; once more to end at once"
-            os.write(2, f"\n{signal.Signals(number).name}: ending the step and saving{again}\n".encode())
+            os.write(2, f"\n{signal.Signals(number).name}: {self.doing}{again}\n".encode())

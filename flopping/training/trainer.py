@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from flopping.training.checkpoint import Checkpoint, Keeper
 from flopping.training.evaluate import Accuracy, accuracy
-from flopping.training.feeds import agreed, eval_batches, training_feed, unbroken
+from flopping.training.feeds import agreed, eval_batches, training_feed, unbroken, worded
 from flopping.training.images import Images
 from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
@@ -33,16 +32,27 @@ from flopping.training.loader import (
 from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
 from flopping.training.order import Chunks, Order
 from flopping.training.processes import World
-from flopping.training.progress import Progress, Window
+from flopping.training.progress import Pace, Progress, Window
 from flopping.training.stops import FULL, AskedError, InterruptedRunError, Signals, StoppedError
 from flopping.wording import some
+
+MOST_STEPS = {"cpu": 1, "cuda": 10}
+"""A GPU is not waited for after every step, but what its steps gave is looked at after so many at the latest."""
 
 
 class Trainer:
     """One run, in one of the processes that take part."""
 
     def __init__(
-        self, job: Job, machine: Machine, folder: Path, world: World, train: Images, test: Images, console: Console
+        self,
+        job: Job,
+        machine: Machine,
+        folder: Path,
+        world: World,
+        train: Images,
+        test: Images,
+        console: Console,
+        signals: Signals | None = None,
     ) -> None:
         self.job, self.machine, self.folder, self.world, self.console = job, machine, folder, world, console
         self.recipe = recipe = job.recipe
@@ -71,8 +81,10 @@ class Trainer:
         self.unreadable_tests: set[int] = set()
         self.problem: str | None = None
         """Why this process can't go on, if only it knows yet."""
-        self.signals = Signals(speaks=world.is_main, launched=world.launched)
+        self.signals = signals or Signals(speaks=world.is_main, launched=world.launched)
+        """Listened to by whoever made them; else nobody can ask."""
         self.window = Window()
+        self.pace = Pace(MOST_STEPS[world.device.type], (machine.log_steps, machine.save_steps))
         self.is_warm = False
         self.saved_at = monotonic()
 
@@ -93,16 +105,14 @@ class Trainer:
         """Train to the end, from where the run stands, and test."""
         self.model.train()
         progress = self.progress
-        # in one of several processes torchrun notices it, and ends the others
-        lost = nullcontext() if self.world.size > 1 else lost_workers(self.machine.workers, self._last_good)
         with (
-            lost,
-            self.signals,
+            lost_workers(self.machine.workers, self._last_good, alone=self.world.size > 1),
             Journal(
                 self.folder, self.console, self.steps, progress.step, progress.events, speaks=self.world.is_main
             ) as self.journal,
         ):
             self._introduce()
+            self.signals.doing = "ending the step and saving"
             result = None
             while progress.epochs < self.recipe.epochs:
                 result = self._epoch()
@@ -117,16 +127,15 @@ class Trainer:
     def _epoch(self) -> Accuracy | None:
         epoch = self.progress.epochs
         first = self.progress.step - epoch * self.order.steps
-        batches = self.feed.start(epoch, first)
+        batches = worded(self.feed.start(epoch, first), self.machine.workers, self._last_good)
         batches = Timed(batches if self.world.size == 1 else unbroken(batches, self.learner.blank, self._cannot))
         noted = self._noted(batches)
-        # A GPU is not waited for after every step, so what its steps gave is looked at once in a while.
-        period = 1 if self.world.device.type == "cpu" else 10
         losses: list[Tensor] = []
         started = monotonic()
         for step in range(first, self.order.steps):
             losses.append(self.learner.step(epoch, step, noted))
-            if len(losses) == period or step + 1 == self.order.steps:
+            asked = self.world.size == 1 and self.signals.asked
+            if asked or step + 1 == self.order.steps or self.pace.is_due(len(losses), self.progress.step):
                 numbers = torch.stack(losses).tolist()
                 losses = []
                 self._look(numbers, monotonic() - started, batches.seconds)
@@ -138,7 +147,10 @@ class Trainer:
         world, progress = self.world, self.progress
         save = world.is_main and self._save_is_due(len(losses))
         flags = (self.problem, self.found_unreadable, self.signals.asked, save, self.learner.overflows)
-        *sums, problem, bad, stop, save_all, overflow = world.sum([*losses, *(float(bool(flag)) for flag in flags)])
+        *sums, took, problem, bad, stop, save_all, overflow = world.sum(
+            [*losses, seconds, *(float(bool(flag)) for flag in flags)]
+        )
+        self.pace.set(took / world.size / len(losses))
         if problem:
             self._give_up()
         means = [value / world.size for value in sums]
@@ -220,9 +232,9 @@ class Trainer:
         self.model.eval()
         self.unreadable_tests.clear()
         transform = eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
-        batches = eval_batches(
-            self.test, self._preparation(transform), self.machine.test_batch, self.machine.workers, self.world
-        )
+        workers = self.machine.workers
+        batches = eval_batches(self.test, self._preparation(transform), self.machine.test_batch, workers, self.world)
+        batches = worded(batches, workers, self._last_good)
         try:
             return accuracy(
                 self.model,
