@@ -20,8 +20,8 @@ from PIL import Image
 from training_runs import Launcher
 from typer.testing import CliRunner
 
-from flopping.bench.machine import usable_cores
 from flopping.bench.pace import minutes
+from flopping.cores import usable_cores
 from flopping.experiments import running
 from flopping.experiments.figure import draw
 from flopping.experiments.folder import Folder

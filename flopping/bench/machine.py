@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from flopping.cores import usable_cores as usable_cores
+from flopping.cores import usable_cores
 
 FLAGS = ("ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_CPU_", "CUDA_VISIBLE", "TORCH_COMPILE", "MALLOC_")
 """How variables of the environment begin that change how fast things are."""

@@ -18,8 +18,8 @@ from statistics import mean
 from time import monotonic, sleep
 from types import FrameType
 
-from flopping.bench.machine import usable_cores
 from flopping.bench.pace import minutes
+from flopping.cores import usable_cores
 from flopping.experiments.folder import Finished, Folder
 from flopping.experiments.pace import measure
 from flopping.experiments.plan import Arm, Run
