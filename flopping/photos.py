@@ -185,8 +185,8 @@ def read_photo(photo: Photo, max_pixels: int = MAX_PIXELS) -> Image.Image:
                 pixels = image.width * image.height
                 if pixels > max_pixels:
                     raise UnreadableError(
-                        f"{image.width} x {image.height} = {pixels:,} pixels are more than the limit of {max_pixels:,};"
-                        " --max-pixels raises it for files that you trust"
+                        f"{image.width} x {image.height} = {pixels:,} pixels are more than the limit of {max_pixels:,}"
+                        " (predict --max-pixels raises it for files that you trust)"
                     )
                 image.load()
             return upright(image)

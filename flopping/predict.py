@@ -147,17 +147,18 @@ def _classified(
     labels = classifier.labels
     x = classifier.batch(images)
     logits = _logits(classifier, x)
+    mirrored = _logits(classifier, x.flip(-1)) if check_mirror else logits
+    finite = logits.isfinite().all(1) & mirrored.isfinite().all(1)
     best = logits.topk(top)
     rows = zip(
         best.indices.tolist(),
         logits.softmax(1).gather(1, best.indices).tolist(),
         best.values.tolist(),
-        logits.isfinite().all(1).tolist(),
+        finite.tolist(),
         strict=True,
     )
     others: Iterable[Mirrored | None] = [None] * len(images)
     if check_mirror:
-        mirrored = _logits(classifier, x.flip(-1))
         difference, first = (logits - mirrored).abs().amax(1).tolist(), mirrored.argmax(1)
         same = (first == logits.argmax(1)).tolist()
         others = [

@@ -64,6 +64,7 @@ def probe(
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per layer, with all correlations; the whole network last.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a figure that is there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """How equivariant is an ordinary network already? What share of even and odd channels does its task want?
@@ -76,7 +77,7 @@ def probe(
     flopping probe my_net.py:build photos/ --layers 'stages.2.*' --images 2000
     """
     with refusals():
-        form = _format(output)
+        form = _format(output, force)
         report, title, unreadable = _run(
             target, data, root, images, layers or [], average, img_size, batch, seed, device, workers or 0, quiet
         )
@@ -99,7 +100,7 @@ def probe(
         raise typer.Exit(1)
 
 
-def _format(output: Path | None) -> str:
+def _format(output: Path | None, force: bool) -> str:
     """What the file's name asks for; refused before the work begins."""
     if output is None:
         return ""
@@ -112,6 +113,8 @@ def _format(output: Path | None) -> str:
         raise ValueError(f"there is no folder {str(output.parent)!r} for the figure")
     if output.is_dir():
         raise ValueError(f"{str(output)!r} is a folder: name a file for the figure")
+    if output.exists() and not force:
+        raise ValueError(f"{str(output)!r} exists; --force replaces it")
     require_matplotlib()
     return form
 

@@ -170,7 +170,7 @@ ODD: dict[str, Odd] = {
     "broken pixels.png": bad(lambda: png((9, 9), chunk(b"IDAT", b"nonsense"), chunk(b"IEND", b"")), "damaged: "),
     "bomb.png": bad(
         lambda: png((50_000, 40_000), chunk(b"IDAT", zlib.compress(bytes(1000)))),
-        "50000 x 40000 = 2,000,000,000 pixels are more than the limit of 89,478,485; --max-pixels raises it",
+        "50000 x 40000 = 2,000,000,000 pixels are more than the limit of 89,478,485 (predict --max-pixels raises it",
     ),
     "just too large.png": bad(
         lambda: png((9460, 9460), chunk(b"IDAT", b"")), "89,491,600 pixels are more than the limit of 89,478,485"

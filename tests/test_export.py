@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -17,8 +19,9 @@ from typer.testing import CliRunner
 
 from flopping.checkpoints.files import write_weights
 from flopping.classifier import open_classifier
-from flopping.export import FORMATS, CheckFailedError, Exported, ExportError, export, onnx_file
+from flopping.export import FORMATS, CheckFailedError, Exported, ExportError, export, exporting, onnx_file
 from flopping.export.check import TOLERANCE, check, pictures
+from flopping.export.describe import description
 from flopping.models import VisionTransformer
 from flopping.models.zoo import ZOO
 from flopping.testing import randomize_, relative_error
@@ -179,6 +182,33 @@ def test_numbers_that_are_none_are_noticed(broken: float) -> None:
     model = VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=3).eval()
     with pytest.raises(CheckFailedError, match="by inf of"):
         check(lambda images: model(images) + broken, model, [pictures(model, (3, 32, 32), 1)])
+
+
+def test_grey_images_of_a_network_of_ones_own(tmp_path: Path) -> None:
+    """Its config has three values for colours, and its images one channel."""
+    code = """
+import timm
+def grey():
+    return timm.create_model("deit3_flop_test_patch16_64", in_chans=1, num_classes=7)
+"""
+    (tmp_path / "mine.py").write_text(code)
+    classifier = open_classifier(f"{tmp_path}/mine.py:grey")
+    known = description(classifier)
+    assert (known["input_size"], len(known["mean"]), len(known["std"])) == ([1, 64, 64], 1, 1)
+    assert [255 * known["mean"][0]] == pytest.approx(classifier.preparation.mean.flatten().tolist())
+    assert export(classifier, tmp_path / "a.pt2").checked.difference < TOLERANCE
+
+
+def test_what_cannot_be_read_back_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: Path) -> Any:
+        raise RuntimeError("Guard failed\nand more")
+
+    form = next(form for form in FORMATS if form.name == "folder")
+    monkeypatch.setattr(exporting, "format_of", lambda _: replace(form, read=read))
+    result = CliRunner().invoke(app, ["export", "deit3_flop_test_patch16_64", "-o", str(tmp_path / "a"), "-q"])
+    assert result.exit_code == 1, result.output
+    assert "what was written can't be run: Guard failed" in " ".join(result.output.split())
+    assert not listing(tmp_path)
 
 
 # whole or not at all

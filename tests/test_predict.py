@@ -273,7 +273,9 @@ def test_large_images_on_demand(tmp_path: Path, networks: dict[str, Path]) -> No
     Image.new("L", (100, 50)).save(path)
     ended = classify(networks[ORDINARY], path, "--max-pixels", "4999")
     assert ended.code == 2
-    assert f"{path}: 100 x 50 = 5,000 pixels are more than the limit of 4,999; --max-pixels raises it" in ended.err
+    assert (
+        f"{path}: 100 x 50 = 5,000 pixels are more than the limit of 4,999 (predict --max-pixels raises it" in ended.err
+    )
     assert classify(networks[ORDINARY], path, "--max-pixels", "5000").code == 0
 
 
@@ -311,6 +313,27 @@ def test_quiet(photos: Path, networks: dict[str, Path]) -> None:
     assert classify(networks[EQUIVARIANT], photos, "--quiet", "--json", "--check-mirror").err == ""
     assert "keep their class" in classify(networks[EQUIVARIANT], photos, "-q", "--check-mirror").out
     assert "none.png: there is no such file" in classify(networks[EQUIVARIANT], "none.png", "-q").err
+
+
+def test_a_mirror_image_without_an_answer(photos: Path, tmp_path: Path) -> None:
+    """JSON has no infinity."""
+    code = """
+import torch
+class Lopsided(torch.nn.Module):
+    num_classes = 3
+    pretrained_cfg = {"input_size": (3, 8, 8)}
+    def forward(self, x):
+        left, right = x[..., :4].mean((1, 2, 3)), x[..., 4:].mean((1, 2, 3))
+        return torch.where(left < right, torch.inf, 0.0)[:, None] + x[:, :, 0, 0]
+"""
+    (tmp_path / "mine.py").write_text(code)
+    for side, name in ((0, "left"), (4, "right")):
+        picture = Image.new("RGB", (8, 8))
+        picture.paste((255, 255, 255), (side, 0, side + 4, 8))
+        picture.save(tmp_path / f"{name}.png")
+        ended = classify(tmp_path / "mine.py:Lopsided", tmp_path / f"{name}.png", "--json", "--check-mirror")
+        assert (ended.code, ended.out) == (2, ""), name
+        assert f"{name}.png: the network's answer is not finite" in ended.err
 
 
 def test_weights_that_are_no_numbers(photos: Path, networks: dict[str, Path], tmp_path: Path) -> None:

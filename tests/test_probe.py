@@ -413,6 +413,7 @@ def test_shares_and_the_verdict() -> None:
     assert report.invariant_share == pytest.approx((0.5 + 0.25) / 2)
     assert report.suggested_share == 3 / 8
     assert "50% are even, 12% odd, and 38% are not" in report.verdict()
+    assert "foretold by the mirror image. Each counted by its correlation, that is" in report.verdict()
     assert "69% even and 31% odd: an equivariant network with invariant_share=0.375." in report.verdict()
     odd = Report(9, (layer("a", [-1, -1, 1, -1]),))
     assert odd.suggested_share == 0
@@ -482,6 +483,17 @@ def test_the_command_on_a_folder_of_photos(own: str, photos: Path, tmp_path: Pat
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size[0] > 1000
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_figure_is_not_replaced_unasked(own: str, photos: Path, tmp_path: Path) -> None:
+    figure = tmp_path / "a.png"
+    figure.write_text("precious")
+    ended = call("probe", own, str(photos), "-o", str(figure), curves=True)
+    assert (ended.code, figure.read_text()) == (2, "precious")
+    assert "exists; --force replaces it" in ended.err
+    assert call("probe", own, str(photos), "-o", str(figure), "--force", "--layers", "blocks.1", curves=True).code == 0
+    with Image.open(figure) as picture:
+        assert picture.format == "PNG"
 
 
 def test_json_has_all_layers_and_the_network_last(own: str, photos: Path) -> None:

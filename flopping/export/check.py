@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from flopping.models.backbone import Backbone
 from flopping.testing import relative_error
 from flopping.training.networks import ignores_mirroring
+from flopping.training.trained import normalisation_of
 
 Run = Callable[[Tensor], Tensor]
 """From images `(B, C, H, W)` to logits `(B, classes)`."""
@@ -44,12 +44,12 @@ def pictures(model: nn.Module, size: tuple[int, int, int], batch: int) -> Tensor
     >>> tuple(pictures(nn.Identity(), (3, 8, 8), batch=2).shape)
     (2, 3, 8, 8)
     """
-    cfg = resolve_model_data_config(model)
+    normal = normalisation_of(model, size[0])
     generator = torch.Generator().manual_seed(batch)
     coarse = torch.rand(batch, size[0], 6, 6, generator=generator)
     shapes = F.interpolate(coarse, size=size[1:], mode="bicubic")
     pixels = (shapes + 0.05 * torch.randn(batch, *size, generator=generator)).clamp(0, 1)
-    shift, scale = (torch.tensor(values)[:, None, None] for values in (cfg["mean"], cfg["std"]))
+    shift, scale = (torch.tensor(values)[:, None, None] for values in (normal.mean, normal.std))
     return (pixels - shift) / scale
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from timm.data import resolve_model_data_config
 
 from flopping.classifier import Classifier
+from flopping.training.trained import normalisation_of
 
 INPUT, OUTPUT = "image", "logits"
 """What the graph's input and output are called."""
@@ -25,12 +26,13 @@ def description(classifier: Classifier) -> dict[str, Any]:
     ('deit3_flop_test_patch16_64', [3, 64, 64], 0.9, 1000)
     """
     cfg = resolve_model_data_config(classifier.model)
+    normal = normalisation_of(classifier.model, classifier.input_size[0])
     return {
         "name": classifier.name,
         "labels": list(classifier.labels),
         "input_size": list(classifier.input_size),
-        "mean": list(cfg["mean"]),
-        "std": list(cfg["std"]),
+        "mean": list(normal.mean),
+        "std": list(normal.std),
         "interpolation": cfg["interpolation"],
         "crop_pct": cfg["crop_pct"],
         "crop_mode": cfg["crop_mode"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flopping.classifier import Classifier, open_classifier
-from flopping.export.check import Checked, check, pictures
+from flopping.export.check import Checked, CheckFailedError, check, pictures
 from flopping.export.formats import format_of, require
 from flopping.whole import whole, whole_folder
 
@@ -78,6 +78,12 @@ def export(
             raise ExportError(f"{classifier.name} can't be written as {form.name}: {reason}") from error
         progress(f"Checking {path}")
         images = [pictures(classifier.model, classifier.input_size, size) for size in ((batch,) if batch else BATCHES)]
-        checked = check(form.read(place), classifier.model, images)
+        try:
+            checked = check(form.read(place), classifier.model, images)
+        except (OSError, MemoryError, CheckFailedError):
+            raise
+        except Exception as error:  # each reader has its own
+            reason = str(error).strip().split("\n")[0]
+            raise CheckFailedError(f"what was written can't be run: {reason or type(error).__name__}") from error
         size = sum(file.stat().st_size for file in ([place] if place.is_file() else place.iterdir()))
     return Exported(path, form.name, classifier.name, size, checked)

@@ -81,11 +81,11 @@ class LayerReport:
 
     @property
     def invariant_share(self) -> float:
-        """The trace of A over its size: even minus odd, where what is neither counts half and half.
+        """The trace of A over its size: even minus odd, where each direction counts by its correlation w.
 
-        A layout with the share s of invariant channels has (1 + s) / 2 even and (1 - s) / 2 odd ones. A direction that
-        the mirror image doesn't foretell needs a partner to become equivariant, and the two make one even and one odd
-        channel: so it counts as half of each.
+        A layout with the share s of invariant channels has (1 + s) / 2 even and (1 - s) / 2 odd ones, and a direction
+        counts as (1 + w) / 2 even and (1 - w) / 2 odd. With w = 0, about which the mirror image says nothing, that is
+        half of each: it needs a partner to become equivariant, and the two make one even and one odd channel.
         """
         return sum(w for w, _ in self.spectrum) / self.live
 
@@ -126,7 +126,7 @@ class Report:
         )
         return (
             f"Of all directions, {counts.even:.0%} are even, {counts.odd:.0%} odd, and {counts.neither:.0%} are not"
-            f" foretold by the mirror image. With those as half even, half odd, that is {(1 + share) / 2:.0%} even and"
+            f" foretold by the mirror image. Each counted by its correlation, that is {(1 + share) / 2:.0%} even and"
             f" {(1 - share) / 2:.0%} odd: an equivariant network with invariant_share={self.suggested_share:g}{more}."
         )
 

@@ -98,7 +98,7 @@ def capture(model: nn.Module, image: Tensor, block: int | None = None) -> Captur
     attending = max(found, default=chosen) if block is None else chosen
     attention = None
     prefix = int(getattr(model, "num_prefix_tokens", 0))
-    if attending in found and prefix:
+    if attending in found and prefix and getattr(model, "has_class_token", True):
         weights_BHNN = functional.attention_weights(*found[attending])
         attention = weights_BHNN[:, :, 0, prefix:].mean(1).unflatten(-1, features.shape[-2:])
     layout = model.layouts[chosen] if isinstance(model, Backbone) else None

@@ -99,9 +99,15 @@ def preparation_of(
     """How a network wants its images in a test, as its own config says; `input_size` if that doesn't know it."""
     cfg = resolve_model_data_config(model)
     chans, height, width = input_size or cfg["input_size"]
-    mean, std = (per_channel(cfg[name], chans) for name in ("mean", "std"))
-    transform = eval_transform((height, width), cfg["crop_pct"], cfg["interpolation"], cfg["crop_mode"], mean)
-    return Preparation(transform, chans, Normalisation(mean, std), device, torch.float32)
+    normal = normalisation_of(model, chans)
+    transform = eval_transform((height, width), cfg["crop_pct"], cfg["interpolation"], cfg["crop_mode"], normal.mean)
+    return Preparation(transform, chans, normal, device, torch.float32)
+
+
+def normalisation_of(model: nn.Module, chans: int) -> Normalisation:
+    """What a network's pixels are shifted and scaled by, as its own config says, for so many channels."""
+    cfg = resolve_model_data_config(model)
+    return Normalisation(per_channel(cfg["mean"], chans), per_channel(cfg["std"], chans))
 
 
 def tested(
