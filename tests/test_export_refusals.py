@@ -112,7 +112,8 @@ def test_a_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_networks_that_are_refused(target: str, output: str, options: list[str], message: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import torch\nclass Mine(torch.nn.Flatten):\n    num_classes = 3\n")
+    code = "import torch\nclass Mine(torch.nn.Module):\n    def forward(self, x):\n        return x.mean((2, 3))\n"
+    (tmp_path / "mine.py").write_text(code)
     saved(tmp_path / "checkpoint", *NETWORKS["ResMLP"])
     here = f"{tmp_path}/" if target.startswith(("checkpoint", "mine", "nothing")) else ""
     before = listing(tmp_path)
