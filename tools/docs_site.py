@@ -31,7 +31,18 @@ REFERENCE: dict[str, tuple[str, dict[str, list[str] | None]]] = {
     "nn": ("The layers. [Layers](../layers.md) says which groups each supports.", {"flopping.nn": None}),
     "models": (
         "The networks of the paper. [The networks](../models.md) explains them.",
-        {"flopping.models": None, "flopping.classifier": None},
+        {"flopping.models": None},
+    ),
+    "using": (
+        "[Classifying](../predict.md), [exporting](../export.md), [showing](../show.md) and [probing](../probe.md).",
+        {
+            "flopping.classifier": None,
+            "flopping.predict": None,
+            "flopping.photos": None,
+            "flopping.export": None,
+            "flopping.show.capture": None,
+            "flopping.probe": None,
+        },
     ),
     "functional": ("Pure operations on features.", {"flopping.functional": None, "flopping.grid": None}),
     "testing": (
@@ -70,7 +81,12 @@ REFERENCE: dict[str, tuple[str, dict[str, list[str] | None]]] = {
 }
 """Pages of the API reference: what they are about, and their modules with the names to show (None: all public ones)."""
 
-TITLES = {"flopping": "flopping", "testing": "flopping.testing and flopping.verify", "theory": "Theory"}
+TITLES = {
+    "flopping": "flopping",
+    "using": "Networks in use",
+    "testing": "flopping.testing and flopping.verify",
+    "theory": "Theory",
+}
 
 LINK = re.compile(r"(?P<before>\]\()(?P<target>(?![a-z]+:|#)[^)\s#]+)(?P<rest>[^)\s]*\))")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
