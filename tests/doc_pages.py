@@ -19,6 +19,9 @@ _FENCE = re.compile(
 )
 
 
+_VARIABLES = re.compile(r"^(?:[A-Z_]+=\S* +)+")
+
+
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -53,8 +56,11 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """As a shell would take it apart: without its comment; |, < and > are words of their own."""
-        lexer = shlex.shlex(self.text, posix=True, punctuation_chars="|<>")
+        """As a shell would take it apart: without its comment, and without variables that are set for it.
+
+        |, < and > are words of their own.
+        """
+        lexer = shlex.shlex(_VARIABLES.sub("", self.text), posix=True, punctuation_chars="|<>")
         lexer.whitespace_split, lexer.commenters = True, "#"
         return list(lexer)
 
@@ -90,6 +96,6 @@ def commands(block: Block) -> list[Command]:
             elif found:
                 found[-1] = Command(found[-1].place, found[-1].text, (*found[-1].output, line))
         return found
-    if block.language not in SHELL and not any(line.split()[0] in PROGRAMS for _, line in lines):
+    if block.language not in SHELL and not any(_VARIABLES.sub("", line).split()[0] in PROGRAMS for _, line in lines):
         return []
     return [Command(f"{page}:{number}", line.strip()) for number, line in lines if not line.startswith("#")]
