@@ -41,7 +41,7 @@ FORMATS = (
         onnx_file.write,
         onnx_file.read,
         options=("--batch", "--opset"),
-        modules=("onnx", "onnxscript", "onnxruntime"),
+        modules=("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
         extra="onnx",
         refuse=onnx_file.refuse_large,
     ),

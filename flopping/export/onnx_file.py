@@ -53,6 +53,8 @@ def write_graph(
     about: Mapping[str, str] | None = None,
 ) -> None:
     """The graph for batches of one size, or of any."""
+    from flopping.export.fold import fold
+
     program = traced(model, input_size, batch)
     with _silence():
         made = torch.onnx.export(
@@ -65,6 +67,7 @@ def write_graph(
             verbose=False,
         )
     assert made is not None  # as it is only where the exporter writes the file itself
+    fold(made.model.graph)
     made.model.metadata_props.update(about or {})
     made.save(path, external_data=False)
 

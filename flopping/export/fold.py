@@ -1,0 +1,192 @@
+"""Constants beside the weights of an ONNX graph become part of them: multiplied once, and not for every image.
+
+For a linear layer y = x W + b, with constants c and d per channel and a number s:
+
+- (x W + b) c = x (W c) + b c: a layer scale
+- (x c) W + b = x (c W) + b: the scale of a norm, the factor of a change of basis after an activation
+- (x + d) W + b = x W + (d W + b): the shift of a norm
+- (y + z) s and (y - z) s, where nothing else is made of y and z: the factor of a change of basis before an activation
+
+Equivariant networks gain most: their norms and activations are written out, those of ordinary ones are operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A product with constant weights `(in, out)`, and the addition of a constant shift right after it, if any."""
+
+    product: ir.Node
+    addition: ir.Node | None
+
+    @property
+    def weights(self) -> Array:
+        weights = _constant(self.product.inputs[1])
+        assert weights is not None
+        return weights
+
+    def scale(self, *, before: Array | None = None, after: Array | None = None) -> None:
+        weights = _exact(self.weights)
+        if before is not None:
+            weights = before.reshape(-1, 1) * weights
+        if after is not None:
+            weights = weights * after.reshape(-1)
+            self._change_shift(lambda shift: shift * after.reshape(-1))
+        _replace(self.product, 1, weights)
+
+    def shift(self, before: Array) -> None:
+        weights = _exact(self.weights)
+        self._change_shift(lambda shift: shift + numpy.broadcast_to(before, len(weights)) @ weights)
+
+    def _change_shift(self, change: Callable[[Array], Array]) -> None:
+        if self.addition is not None:
+            place = 1 if _constant(self.addition.inputs[1]) is not None else 0
+            shift = _constant(self.addition.inputs[place])
+            assert shift is not None
+            _replace(self.addition, place, change(_exact(shift)))
+
+
+def fold(graph: ir.Graph) -> int:
+    """Change a graph in place; the number of operators that it no longer has."""
+    before = len(graph)
+    for node in reversed(list(graph)):  # from the end: the shift of a norm first, then the scale in front of it
+        if node.graph is None or node.op_type not in ("Mul", "Add"):
+            continue
+        operands = _operands(node)
+        if operands is None or node.outputs[0].is_graph_output():
+            continue
+        value, constant = operands
+        if node.op_type == "Mul" and (_into_layer_before(node, value, constant) or _into_both_layers(value, constant)):
+            continue
+        _into_layers_after(node, value, constant)
+    for name in [name for name, value in graph.initializers.items() if not value.uses()]:
+        del graph.initializers[name]
+    return before - len(graph)
+
+
+def _into_layer_before(node: ir.Node, value: ir.Value, constant: Array) -> bool:
+    layer = _layer_of(value)
+    if layer is None or _only_user(value) is not node or not _per_channel(constant, layer.weights.shape[1]):
+        return False
+    layer.scale(after=constant)
+    _drop(node, value)
+    return True
+
+
+def _into_both_layers(value: ir.Value, factor: Array) -> bool:
+    """Where it is a sum or difference of two layers, and all that is made of the two is multiplied alike."""
+    mixed = value.producer()
+    if mixed is None or mixed.op_type not in ("Add", "Sub"):
+        return False
+    terms = [term for term in mixed.inputs if term is not None]
+    layers = [layer for term in terms if (layer := _layer_of(term)) is not None]
+    if len(layers) != 2 or terms[0] is terms[1] or any(term.is_graph_output() for term in terms):
+        return False
+    if not all(_per_channel(factor, layer.weights.shape[1]) for layer in layers):
+        return False
+    scalings = []
+    for use in (use for term in terms for use in term.uses()):
+        scaling = _only_user(use.node.outputs[0])
+        if use.node.op_type not in ("Add", "Sub") or not {*use.node.inputs} <= {*terms} or scaling is None:
+            return False
+        operands = _operands(scaling)
+        if scaling.op_type != "Mul" or operands is None or not numpy.array_equal(operands[1], factor):
+            return False
+        if scaling.outputs[0].is_graph_output():
+            return False
+        scalings.append((scaling, operands[0]))
+    for layer in layers:
+        layer.scale(after=factor)
+    for scaling, unscaled in dict(scalings).items():
+        _drop(scaling, unscaled)
+    return True
+
+
+def _into_layers_after(node: ir.Node, value: ir.Value, constant: Array) -> bool:
+    """Where linear layers are all that reads it; a shift only where they have one already, and it costs no more."""
+    layers = []
+    for use in node.outputs[0].uses():
+        addition = _only_user(use.node.outputs[0])
+        layer = (addition and _layer_of(addition.outputs[0])) or _layer_of(use.node.outputs[0])
+        if layer is None or layer.product is not use.node:
+            return False
+        if not _per_channel(constant, len(layer.weights)) or (node.op_type == "Add" and layer.addition is None):
+            return False
+        layers.append(layer)
+    for layer in layers:
+        if node.op_type == "Mul":
+            layer.scale(before=constant)
+        else:
+            layer.shift(before=constant)
+    _drop(node, value)
+    return True
+
+
+def _layer_of(value: ir.Value) -> _Linear | None:
+    """The linear layer whose result this is."""
+    node = value.producer()
+    if node is None:
+        return None
+    if node.op_type == "MatMul":
+        weights = _constant(node.inputs[1])
+        return None if weights is None or weights.ndim != 2 else _Linear(node, None)
+    operands = _operands(node) if node.op_type == "Add" else None
+    if operands is None or operands[1].ndim != 1 or _only_user(operands[0]) is not node:
+        return None
+    layer = _layer_of(operands[0])
+    return None if layer is None or layer.addition is not None else _Linear(layer.product, node)
+
+
+def _operands(node: ir.Node) -> tuple[ir.Value, Array] | None:
+    """What a node of two inputs computes from, and the constant float32 that it adds or multiplies."""
+    for value, other in (node.inputs, reversed(node.inputs)):
+        constant = _constant(other)
+        if value is not None and _constant(value) is None and constant is not None and constant.dtype == numpy.float32:
+            return value, constant
+    return None
+
+
+def _constant(value: ir.Value | None) -> Array | None:
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def _only_user(value: ir.Value) -> ir.Node | None:
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def _per_channel(constant: Array, channels: int) -> bool:
+    return (constant.size == 1 and constant.ndim <= 1) or constant.shape == (channels,)
+
+
+def _exact(array: Array) -> Array:
+    return array.astype(numpy.float64)
+
+
+def _replace(node: ir.Node, place: int, array: Array) -> None:
+    """Another constant in place of one; the one may be that of other nodes too, so it stays as it is."""
+    assert node.graph is not None
+    name = f"{node.outputs[0].name}.folded"
+    tensor = ir.tensor(array.astype(numpy.float32), name=name)
+    new = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    node.replace_input_with(place, new)
+    node.graph.initializers.pop(name, None)  # what was folded into the same layer before
+    node.graph.register_initializer(new)
+
+
+def _drop(node: ir.Node, value: ir.Value) -> None:
+    """Take a node out of its graph: those that read it read the value."""
+    assert node.graph is not None
+    node.outputs[0].replace_all_uses_with(value)
+    node.graph.remove(node, safe=True)
