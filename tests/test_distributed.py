@@ -24,6 +24,9 @@ from flopping.training.checkpoint import Keeper, read_manifest
 from flopping.training.job import Job
 from flopping.training.processes import blocks_of, compile_
 
+# torch hides this warning of its compiler from users, but not from pytest
+LEAVES = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session:
@@ -116,13 +119,14 @@ def test_the_number_of_processes_changes_nothing_for_any_network(longer_session:
 
 
 @pytest.mark.long
+@LEAVES
 @pytest.mark.parametrize("way", [*WAYS])
 def test_generated_code_in_two_processes(way: str, tmp_path: Path) -> None:
-    """The command line as people use it, with the compiler's default."""
+    """The command line as people use it, with the compiler's default, which draws random numbers of its own."""
     image_folder(tmp_path / "data", train=6, test=3)
     room = Room(tmp_path, {})
     room.recipe("vit", "ViT")
-    room.alone("vit", "alone")
+    room.alone("vit", "alone", "--compile")
     command = room.command("vit", "data", "both", "--compile", *WAYS[way])
     done = subprocess.run(torchrun("-m", "flopping", *command), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -130,7 +134,7 @@ def test_generated_code_in_two_processes(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it otherwise
+@LEAVES
 def test_all_blocks_are_compiled_however_many_differ() -> None:
     """Stochastic depth rises, so that each block has a graph of its own: torch's limit would be 8."""
     model = timm.create_model("convnext_flop_iso_test", depths=[12], dims=[8], kernel_size=3, drop_path_rate=0.3)

@@ -151,7 +151,7 @@ for task in "${tasks[@]}"; do wait "$task"; code=$?; (( code > highest )) && hig
 exit "${highest:-0}"
 """
 SCONTROL = """#!/bin/bash
-if [ "$1" = show ]; then echo localhost; else echo "$@" >> "$ROOM/scontrol"; fi
+if [ "$1" = show ]; then echo localhost; else echo "$@" >> "$ROOM/requeued"; fi
 """
 
 
@@ -178,11 +178,11 @@ def test_the_slurm_script_goes_on_by_itself(tmp_path: Path) -> None:
         for task in (tmp_path / "tasks").read_text().split():
             os.kill(int(task), signal.SIGTERM)
         assert process.wait(timeout=120) == 3, errors.read_text()
-    assert (tmp_path / "scontrol").read_text() == f"requeue {os.getpid()}\n"
+    assert (tmp_path / "requeued").read_text() == f"requeue {os.getpid()}\n"
     with started("bash", *script, stderr=errors, **slurm) as process:
         assert process.wait(timeout=600) == 0, errors.read_text()
     assert "Resumed after step" in errors.read_text()
-    assert (tmp_path / "scontrol").read_text().count("requeue") == 1
+    assert (tmp_path / "requeued").read_text().count("requeue") == 1
     room.alone("recipe", "alone", "--test-epochs", "40")
     found, expected = (Keeper(tmp_path / run).newest()[0] for run in ("run", "alone"))
     assert found is not None
