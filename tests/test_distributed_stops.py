@@ -14,7 +14,7 @@ from time import monotonic, sleep
 import pytest
 from spread_plans import PROCESSES, everyday
 from spread_runs import TESTS, Room, Session, assert_same_checkpoint, assert_same_run, environment, played, torchrun
-from training_runs import image_folder
+from training_runs import children_of, image_folder
 
 from flopping.training.checkpoint import Keeper
 from flopping.training.journal import read_log
@@ -128,6 +128,20 @@ def test_sigterm_to_torchrun_saves_once(tmp_path: Path) -> None:
     assert text.count(f"stopped after step {checkpoint.step} of") == 1
     assert "Error" not in text
     assert text.count("Traceback") == text.count("SignalException: Process") == 1  # torchrun's own
+
+
+def test_a_killed_reader_of_one_process_stops_all(tmp_path: Path) -> None:
+    """As when the system has no memory left; the other process doesn't wait for ever."""
+    errors = tmp_path / "errors"
+    with started(*torchrun("-m", "flopping", *endless(Room(tmp_path, {}), "run")), stderr=errors) as process:
+        wait_for_steps(process, tmp_path / "run", 3, errors)
+        second = next(p for p in children_of(process.pid) if b"\0RANK=1\0" in Path(f"/proc/{p}/environ").read_bytes())
+        (reader,) = children_of(second)
+        os.kill(reader, signal.SIGKILL)
+        assert process.wait(timeout=120) == 1  # torchrun's own code
+    text = errors.read_text()
+    assert text.count("The run stopped: a process that reads images has ended (DataLoader worker") == 1
+    assert text.count("Traceback") == text.count("ChildFailedError: ") == 1  # torchrun's own
 
 
 @pytest.mark.long

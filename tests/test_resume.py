@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from training_runs import (
     Launcher,
     assert_same,
     call,
+    children_of,
     command,
     contents,
     events,
@@ -209,11 +209,6 @@ def test_a_killed_reader_of_images(tmp_path: Path, launcher: Launcher, images: P
     ended = launcher.run(tmp_path, *run_of("ViT", images, run))
     assert ended.code == 0, ended.err
     assert_same(run, whole("ViT")[0])
-
-
-def children_of(process: int) -> list[int]:
-    found = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    return [int(child) for child, parent in map(str.split, found.splitlines()) if int(parent) == process]
 
 
 def test_asked_twice_it_ends_at_once(tmp_path: Path, launcher: Launcher, images: Path) -> None:

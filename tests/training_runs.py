@@ -295,3 +295,8 @@ def wait_for_a_step(run: Path) -> None:
     while newest(run) == before:
         assert monotonic() < end, "no step was done"
         sleep(0.005)
+
+
+def children_of(process: int) -> list[int]:
+    found = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    return [int(child) for child, parent in map(str.split, found.splitlines()) if int(parent) == process]
