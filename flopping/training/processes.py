@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from flopping.training.stops import StoppedError
 
 T = TypeVar("T")
 
@@ -75,6 +77,19 @@ class World:
         if found is not None:
             alone = f"process {found} of {self.size}: " if None in every else ""
             raise AgreedError(f"{alone}{every[found]}")
+
+    @contextmanager
+    def in_touch(self, meanwhile: Callable[[], str] = str) -> Iterator[None]:
+        """Within it, a process that can't reach the others stops: one of them has ended, and has said why."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
+            raise StoppedError(
+                f"process {self.rank} can't reach the others: one of them has ended, see what it said. {meanwhile()}Go"
+                " on with --resume"
+            ) from error
 
 
 def chosen_device(name: str, local_rank: int = 0) -> torch.device:

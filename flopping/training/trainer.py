@@ -106,6 +106,7 @@ class Trainer:
         self.model.train()
         progress = self.progress
         with (
+            self.world.in_touch(self._last_good),
             lost_workers(self.machine.workers, self._last_good, alone=self.world.size > 1),
             Journal(
                 self.folder, self.console, self.steps, progress.step, progress.events, speaks=self.world.is_main
