@@ -17,13 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import CTRL_C, Quiet, app, progress_console, refusals, say
 from flopping_cli.report import Format, chosen_format, print_rows
 
 if TYPE_CHECKING:
     from flopping.bench.records import Record
-
-INTERRUPTED = 130
 
 
 @app.command()
@@ -83,6 +81,7 @@ def bench(
     from flopping.bench.plan import cases, check_device, default_device, families, protocol_for, settings
     from flopping.bench.records import append, to_line
     from flopping.cores import usable_cores
+    from flopping.wording import counted
 
     with refusals():
         if os.name != "posix":
@@ -148,10 +147,10 @@ def bench(
             _print_goals(records)
     if interrupted:
         kept = f"{len(records)} of {len(chosen)} rows are kept" + (f" in {out}" if out is not None and records else "")
-        typer.echo(f"Interrupted: {kept}.", err=True)
-        raise typer.Exit(INTERRUPTED)
+        say(f"Interrupted: {kept}.")
+        raise typer.Exit(CTRL_C)
     if unwritten:
-        typer.echo(f"{len(unwritten)} rows could not be written to {out}: {unwritten[0]}", err=True)
+        say(f"{counted(len(unwritten), 'row')} could not be written to {out}: {unwritten[0]}")
     if unwritten or not any(record.seconds for record in records):
         raise typer.Exit(1)
 

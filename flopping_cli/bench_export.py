@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals, say
 
 
 @app.command()
@@ -58,7 +58,7 @@ def bench_export(
                         f"{found.difference:.0e}",
                     )
         except CheckFailedError as error:
-            typer.echo(f"An exported graph is not its network: {error}", err=True)
+            say(f"An exported graph is not its network: {error}")
             raise typer.Exit(1) from error
     if not json:
         console = Console()

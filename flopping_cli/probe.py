@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,15 +11,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import Quiet, app, left_out, progress_console, refusals, say
 from flopping_cli.train import Device, Root, Workers
 
 if TYPE_CHECKING:
     from flopping.probe import Report
 
 FORMATS = ("png", "svg")
-SHOWN = 10
-"""How many of the images that can't be read are named."""
 
 
 @app.command()
@@ -90,14 +87,7 @@ def probe(
         typer.echo(json_module.dumps({**whole, "suggested_share": report.suggested_share}))
     else:
         _print(report, title)
-    if unreadable:
-        more = f" and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
-        shown = ", ".join(unreadable[:SHOWN])
-        print(
-            f"{len(unreadable)} images could not be read and were left out: {shown}{more}. Replace them",
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
+    left_out(unreadable)
 
 
 def _format(output: Path | None, force: bool) -> str:
@@ -143,12 +133,12 @@ def _run(
     found = open_images(data, root, images, seed)
     classifier = open_classifier(target, average=average, img_size=img_size, device=chosen_device(device))
     if not classifier.trained:
-        print(f"{target} has no trained weights: this is how it starts", file=sys.stderr)
+        say(f"{target} has no trained weights: this is how it starts")
     number = min(images, len(found))
     pictures = Pictures(found, classifier.preparation, batch, workers)
-    with Progress(console=progress_console(quiet), transient=True) as bar:
-        task = bar.add_task("images and mirror images", total=number)
-        try:
+    try:
+        with Progress(console=progress_console(quiet), transient=True) as bar:
+            task = bar.add_task("images and mirror images", total=number)
             report = run(
                 classifier.model,
                 pictures,
@@ -157,9 +147,9 @@ def _run(
                 seed=seed,
                 each=lambda done: bar.update(task, completed=done),
             )
-        except UnreadableError as error:
-            print(f"Nothing was probed: {error}", file=sys.stderr)
-            raise typer.Exit(1) from error
+    except UnreadableError as error:
+        say(f"Nothing was probed: {error}")
+        raise typer.Exit(1) from error
     return report, f"{target} on {report.images} images of {found.name}", pictures.unreadable
 
 

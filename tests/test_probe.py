@@ -512,7 +512,7 @@ def test_images_that_cannot_be_read_are_named(own: str, photos: Path, tmp_path: 
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     ended = call("probe", own, str(tmp_path))
     assert ended.code == 1
-    assert "1 images could not be read" in ended.err
+    assert "1 image could not be read and was left out: " in ended.err
     assert "broken.jpg" in ended.err
     assert "on 40 images" in ended.out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from argparse import Namespace
@@ -96,4 +97,5 @@ def write_weights(
         try:
             save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
         except SafetensorError as error:
-            raise OSError(f"can't write {str(path)!r}: {error}") from error
+            number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
+            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from flopping.show.figure import png
@@ -32,6 +33,6 @@ def paths(picture: Path, html: bool, force: bool) -> list[Path]:
 def write(view: View, image: str, files: list[Path]) -> None:
     """Write what `paths` has found; `image` is what the image is called."""
     contents = [png(view) if path.suffix != ".html" else page(view, image).encode() for path in files]
-    for path, content in zip(files, contents, strict=True):
-        with whole(path) as place:
-            place.write_bytes(content)
+    with ExitStack() as all_of_them:  # if one can't be written, none is
+        for path, content in zip(files, contents, strict=True):
+            all_of_them.enter_context(whole(path)).write_bytes(content)
