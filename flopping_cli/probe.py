@@ -17,7 +17,7 @@ from flopping_cli.train import Device, Root, Workers
 if TYPE_CHECKING:
     from flopping.probe import Report
 
-FORMATS = ("png", "svg")
+FORMATS = (".png", ".svg")
 
 
 @app.command()
@@ -95,18 +95,14 @@ def _format(output: Path | None, force: bool) -> str:
     if output is None:
         return ""
     from flopping.bench.drawing import require_matplotlib
+    from flopping.places import require_place, suffix_of
 
-    form = output.suffix.lower().removeprefix(".")
-    if form not in FORMATS:
-        raise ValueError(f"a figure is FILE.{' or FILE.'.join(FORMATS)}, got {str(output)!r}")
-    if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure")
-    if output.is_dir():
-        raise ValueError(f"{str(output)!r} is a folder: name a file for the figure")
-    if output.exists() and not force:
-        raise ValueError(f"{str(output)!r} exists; --force replaces it")
+    suffix = suffix_of(output, FORMATS)
+    if suffix not in FORMATS:
+        raise ValueError(f"a figure is FILE{' or FILE'.join(FORMATS)}, got {str(output)!r}")
+    require_place(output, force)
     require_matplotlib()
-    return form
+    return suffix.removeprefix(".")
 
 
 def _run(
@@ -132,7 +128,7 @@ def _run(
 
     found = open_images(data, root, images, seed)
     classifier = open_classifier(target, average=average, img_size=img_size, device=chosen_device(device))
-    if not classifier.trained:
+    if classifier.trained is False:
         say(f"{target} has no trained weights: this is how it starts")
     number = min(images, len(found))
     pictures = Pictures(found, classifier.preparation, batch, workers)

@@ -69,6 +69,9 @@ def place(tmp_path: Path) -> Path:
         ("old.onnx/a.pt2", [], "no folder"),
         ("exported", [], "exported' exists; --force replaces it"),
         ("folder.pt2", ["--force"], "folder.pt2' is a folder"),
+        (".onnx", [], ".onnx' is a suffix without a name: write it as in name.onnx"),
+        (".PT2", [], ".PT2' is a suffix without a name"),
+        ("..", [], "is no name for what is to be written"),
         ("notes", ["--force"], "holds more than an exported network ('diary.txt')"),
     ],
 )
@@ -77,6 +80,15 @@ def test_refusals(output: str, options: list[str], message: str, place: Path) ->
     before = listing(place)
     refused(run("export", "E(ViT-S)", "-o", f"{place}/{output}", *options), message)
     assert listing(place) == before
+
+
+@pytest.mark.parametrize("output", ["", ".", "./", "..", "/"])
+@pytest.mark.usefixtures("idle")
+def test_what_is_no_name(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for options in ([], ["--force"]):
+        refused(run("export", "E(ViT-S)", "-o", output, *options), f"{output!r} is no name for what is to be written")
+    assert not listing(tmp_path)
 
 
 @pytest.mark.usefixtures("idle")

@@ -521,6 +521,7 @@ def test_images_that_cannot_be_read_are_named(own: str, photos: Path, tmp_path: 
     ("arguments", "message"),
     [
         (["--root", "x"], "--root goes with a data set by name"),
+        (["-o", ".svg"], "'.svg' is a suffix without a name"),
         (["-o", "a.jpg"], "FILE.png or FILE.svg, got 'a.jpg'"),
         (["-o", "nowhere/a.png"], "no folder 'nowhere'"),
         (["--layers", "stem"], "no layer is called 'stem'"),

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flopping.places import require_place
 from flopping.whole import whole
 
 _NESTED = ("model", "state_dict", "model_state_dict")
@@ -74,12 +75,7 @@ def require_output(path: Path, overwrite: bool) -> None:
     """Refuse names under which no weights can be written."""
     if path.suffix != ".safetensors":
         raise ValueError(f"weights are written as .safetensors, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"no folder {str(path.parent)!r}")
-    if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder")
-    if path.exists() and not overwrite:
-        raise ValueError(f"{str(path)!r} exists; overwrite=True (--force) replaces it")
+    require_place(path, overwrite, option="overwrite=True (--force)")
 
 
 def write_weights(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from flopping.places import require_place, suffix_of
 from flopping.show.figure import png
 from flopping.show.page import page
 from flopping.show.view import View
@@ -17,16 +18,11 @@ def paths(picture: Path, html: bool, force: bool) -> list[Path]:
     >>> [path.name for path in paths(Path("butterfly.png"), html=True, force=False)]
     ['butterfly.png', 'butterfly.html']
     """
-    if picture.suffix.lower() != ".png":
+    if suffix_of(picture, [".png"]) != ".png":
         raise ValueError(f"the picture is a PNG file, so its name ends with .png, got {str(picture)!r}")
-    if not picture.parent.is_dir():
-        raise ValueError(f"there is no folder {str(picture.parent)!r} for {picture.name!r}")
     found = [picture, picture.with_suffix(".html")] if html else [picture]
     for path in found:
-        if path.is_dir():
-            raise ValueError(f"{str(path)!r} is a folder: name a file")
-        if not force and (path.exists() or path.is_symlink()):
-            raise ValueError(f"{str(path)!r} is there already: --force replaces it, or name another by -o")
+        require_place(path, force)
     return found
 
 
