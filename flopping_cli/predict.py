@@ -122,7 +122,7 @@ def _opened(target: str, average: bool, img_size: int | None, device: str, conso
     from flopping.training.processes import chosen_device
 
     classifier = open_classifier(target, average=average, img_size=img_size, device=chosen_device(device))
-    if not classifier.trained:
+    if classifier.trained is False:
         say(f"Warning: {classifier.name} has no trained weights here: its answers mean nothing.", console)
     return classifier
 

@@ -120,6 +120,4 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     result = convert(source, "-o", tmp_path / "a.safetensors", "--num-heads", "2", "--img-size", "16,48")
     assert result.exit_code == 1
     assert "was not written: No space left on device. Free some space, then" in " ".join(result.output.split())
-        result.output.split()
-    )
     assert list(tmp_path.iterdir()) == [source]

@@ -195,8 +195,12 @@ def grey():
     classifier = open_classifier(f"{tmp_path}/mine.py:grey")
     known = description(classifier)
     assert (known["input_size"], len(known["mean"]), len(known["std"])) == ([1, 64, 64], 1, 1)
+    assert known["trained"] is None
     assert [255 * known["mean"][0]] == pytest.approx(classifier.preparation.mean.flatten().tolist())
     assert export(classifier, tmp_path / "a.pt2").checked.difference < TOLERANCE
+    extra = {"flopping.json": ""}
+    torch.export.load(tmp_path / "a.pt2", extra_files=extra)
+    assert '"trained": null' in extra["flopping.json"]
 
 
 def test_what_cannot_be_read_back_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
