@@ -71,7 +71,7 @@ bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench-layers
 
 docs: $(READY) ## build the documentation as a site in build/site; a warning is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "The site is build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "The site is build/site/index.html; for its search box, serve it: $(BIN)/python -m http.server -d build/site"
 
 wheel-check: $(READY) ## build the wheel, install it with its dependencies in a new virtualenv, use it (minutes, 6 GB)
 	@rm -rf $(ROOM) && mkdir -p $(ROOM)

@@ -37,8 +37,8 @@ class Classifier:
     """Channels, height and width of an image."""
     preparation: Preparation
     """From images of any size to the network's input."""
-    trained: bool
-    """False for a network by name whose weights only just began. Your own code is trusted to have trained its own."""
+    trained: bool | None
+    """False for a network by name whose weights only just began; None for your own code, of which nobody knows."""
     folder: Path | None = None
     """Where its checkpoint lies."""
 
@@ -128,7 +128,7 @@ def _tried(model: nn.Module, target: str, img_size: int | None, device: torch.de
     own = getattr(model, "num_classes", None) == y.shape[1]  # it knows its classes, as timm's models do
     labels = None if own else [str(number) for number in range(y.shape[1])]
     chans, height, width = x.shape[1:]
-    return _described(model, target, device, labels, trained=True, input_size=(chans, height, width))
+    return _described(model, target, device, labels, trained=None, input_size=(chans, height, width))
 
 
 def _is_path(target: str) -> bool:
@@ -142,7 +142,7 @@ def _described(
     device: torch.device,
     labels: object = None,
     *,
-    trained: bool,
+    trained: bool | None,
     folder: Path | None = None,
     img_size: int | None = None,
     input_size: tuple[int, int, int] | None = None,

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""How the system says that there is no room on a disk."""
+
+
+class UnwrittenError(OSError):
+    """A file or folder that the system refused to write, while it was written: its reason, and what is left.
+
+    >>> print(UnwrittenError(Path("a.txt"), OSError(errno.ENOSPC, "No space left on device")))
+    'a.txt' was not written: No space left on device. Free some space, then start again; what was there before still is
+    """
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror or str(error), str(path))
+
+    def __str__(self) -> str:
+        remedy = "Free some space" if self.errno in FULL else "Let it be written to"
+        return (
+            f"{self.filename!r} was not written: {self.strerror}. {remedy}, then start again; what was there before"
+            " still is"
+        )
+
+
+@contextmanager
+def _room(path: Path) -> Iterator[Path]:
+    """A new folder beside a path, gone afterwards; a place that can't be written to at all is refused as it is."""
+    begun = False
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.resolve().name}.", dir=path.resolve().parent) as folder:
+            begun = True
+            yield Path(folder)
+    except OSError as error:
+        if not begun and error.errno not in FULL:
+            raise
+        raise UnwrittenError(path, error) from error
+
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A place to write a file to, which gets its name once the block ends well, so an older one is never half replaced.
 
-    Behind a link the file is replaced and the link stays. The file is on the disk before it has its name.
+    What the system refuses meanwhile is an `UnwrittenError`. Behind a link the file is replaced and the link stays. The
+    file is on the disk before it has its name.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with whole(Path(folder, "a.txt")) as place:
@@ -21,14 +58,14 @@ def whole(path: Path) -> Iterator[Path]:
     ...     Path(folder, "a.txt").read_text(), len(os.listdir(folder))
     ('all of it', 1)
     """
-    path = path.resolve()
     # in a folder of its own, because a writer that is interrupted may leave files of any name
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        place = Path(folder, path.name)
+    with _room(path) as folder:
+        path = path.resolve()
+        place = folder / path.name
         yield place
         with open(place, "rb") as written:
             os.fsync(written.fileno())
-        place.chmod(0o666 & ~_umask(Path(folder)))
+        place.chmod(0o666 & ~_umask(folder))
         os.replace(place, path)
 
 
@@ -44,9 +81,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     ...     Path(folder, "new", "a.txt").read_text(), os.listdir(folder)
     ('all of it', ['new'])
     """
-    path = path.resolve()
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as room:
-        place, old = Path(room, path.name), Path(room, f"{path.name}.old")
+    with _room(path) as room:
+        path = path.resolve()
+        place, old = room / path.name, room / f"{path.name}.old"
         place.mkdir()
         yield place
         for file in place.iterdir():

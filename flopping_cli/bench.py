@@ -17,13 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import CTRL_C, Quiet, app, progress_console, refusals, say
 from flopping_cli.report import Format, chosen_format, print_rows
 
 if TYPE_CHECKING:
     from flopping.bench.records import Record
-
-INTERRUPTED = 130
 
 
 @app.command()
@@ -81,7 +79,7 @@ def bench(
     from flopping.bench.goals import goal_cases
     from flopping.bench.measure import Session
     from flopping.bench.plan import cases, check_device, default_device, families, protocol_for, settings
-    from flopping.bench.records import append, to_line
+    from flopping.bench.records import to_line
     from flopping.cores import usable_cores
 
     with refusals():
@@ -119,24 +117,26 @@ def bench(
             modes, dtypes = dict.fromkeys(mode or ["compiled"]), dict.fromkeys(dtype or [protocol.dtype])
             made = settings(modes, dtypes, on, protocol.batch, threads or usable_cores(), train)
             chosen = cases(names, made, baseline)
-        _check_out(out)
+        check_out(out)
     records: list[Record] = []
-    unwritten: list[OSError] = []
+    file = RecordFile(out)
 
     def keep(record: Record) -> None:
         records.append(record)
-        if out is not None:
-            try:
-                append(out, [record])
-            except OSError as error:  # what was measured is still shown, and the rest still measured
-                unwritten.append(error)
+        file.add([record])
         if form is Format.jsonl:
             typer.echo(to_line(record))
 
     interrupted = False
     with _bar(quiet) as progress:
         session = Session(
-            protocol, keep, command=_command(), budget=budget and 60 * budget, cache=cache, device=on, progress=progress
+            protocol,
+            keep,
+            command=command_line(),
+            budget=budget and 60 * budget,
+            cache=cache,
+            device=on,
+            progress=progress,
         )
         try:
             session.measure(families(chosen) if paper or goals else [chosen])
@@ -148,11 +148,9 @@ def bench(
             _print_goals(records)
     if interrupted:
         kept = f"{len(records)} of {len(chosen)} rows are kept" + (f" in {out}" if out is not None and records else "")
-        typer.echo(f"Interrupted: {kept}.", err=True)
-        raise typer.Exit(INTERRUPTED)
-    if unwritten:
-        typer.echo(f"{len(unwritten)} rows could not be written to {out}: {unwritten[0]}", err=True)
-    if unwritten or not any(record.seconds for record in records):
+        say(f"Interrupted: {kept}.")
+        raise typer.Exit(CTRL_C)
+    if not file.whole or not any(record.seconds for record in records):
         raise typer.Exit(1)
 
 
@@ -172,7 +170,33 @@ def _refuse_with_goals(given: dict[str, object]) -> None:
         raise ValueError(f"goals are set for settings of their own: leave out --goals or {', '.join(excluded)}")
 
 
-def _check_out(out: Path | None) -> None:
+class RecordFile:
+    """Where records go, if anywhere. If some can't be written, all are still measured and shown."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.unwritten: list[OSError] = []
+
+    def add(self, records: list[Record]) -> None:
+        from flopping.bench.records import append
+
+        if self.path is not None:
+            try:
+                append(self.path, records)
+            except OSError as error:
+                self.unwritten += [error] * len(records)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all were written; if not, it is said."""
+        from flopping.wording import counted
+
+        if self.unwritten:
+            say(f"{counted(len(self.unwritten), 'record')} could not be written to {self.path}: {self.unwritten[0]}")
+        return not self.unwritten
+
+
+def check_out(out: Path | None) -> None:
     """Records are only added to a file that has records, and nobody waits an hour to learn that it can't be written."""
     from flopping.bench.records import read
 
@@ -186,7 +210,7 @@ def _check_out(out: Path | None) -> None:
             out.unlink()
 
 
-def _command() -> str:
+def command_line() -> str:
     return shlex.join(["flopping", *sys.argv[1:]])
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json as json_module
-from typing import Annotated
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.bench import RecordFile, check_out, command_line
+from flopping_cli.common import CTRL_C, Quiet, app, progress_console, refusals, say
+
+if TYPE_CHECKING:
+    from flopping.bench.exported import Compared
+
+WIDTH = 80
+"""A table that nobody sees in a terminal is at least so wide, and its names are whole."""
 
 
 @app.command()
@@ -21,46 +30,82 @@ def bench_export(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 20,
     warmup: Annotated[int, typer.Option(min=0, help="Runs of each before.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Time E(X) against X in ONNX Runtime, interleaved in one process, in float32; graphs are compared with networks.
 
-    Examples: flopping bench-export; flopping bench-export "E(ViT-B)" "I(ViT-B)" --batch 1 --threads 1 --json
+    Ctrl-C keeps the rows that are finished.
+
+    Examples: flopping bench-export -o exported.jsonl;
+    flopping bench-export "E(ViT-B)" "I(ViT-B)" --batch 1 --threads 1 --json
     """
     with refusals():
-        from flopping.bench.exported import GOAL, compared, pairs
+        from flopping.bench.exported import compared, pairs, records_of
+        from flopping.bench.machine import this_machine
         from flopping.cores import usable_cores
         from flopping.export import CheckFailedError
 
         chosen = pairs(models or ["E(ViT-S)", "E(ResMLP-S24)"])
-        columns = "network", "ms", "twin", "its ms", "speed-up", "95 %", f"{GOAL}x", "MB", "its MB", "difference"
-        table = Table(*columns)
-        marks = {True: "[green]reached[/green]", False: "[red]missed[/red]"}
+        check_out(out)
         number = threads or usable_cores()
+        machine, command = this_machine(packages=("onnxruntime",)), command_line()
+        began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        file = RecordFile(out)
+        rows: list[Compared] = []
+        code, last = 0, ""
         try:
             with progress_console(quiet).status("") as status:
                 options = {"batch": batch, "threads": number, "repeats": repeats, "warmup": warmup}
                 for found in compared(chosen, **options, progress=status.update):
+                    rows.append(found)
                     if json:
                         typer.echo(json_module.dumps(found.as_dict()))
-                    speedup = found.speedup
-                    table.add_row(
-                        found.pair.name,
-                        f"{1e3 * found.timing.median:.0f}",
-                        found.pair.twin,
-                        f"{1e3 * found.twin_timing.median:.0f}",
-                        f"{speedup.value:.2f}",
-                        f"{speedup.low:.2f} to {speedup.high:.2f}",
-                        marks[found.met],
-                        f"{found.megabytes:.1f}",
-                        f"{found.twin_megabytes:.1f}",
-                        f"{found.difference:.0e}",
-                    )
+                    if out is not None:
+                        file.add(records_of(found, warmup=warmup, machine=machine, command=command, time=began))
         except CheckFailedError as error:
-            typer.echo(f"An exported graph is not its network: {error}", err=True)
-            raise typer.Exit(1) from error
-    if not json:
-        console = Console()
-        console.print(table)
-        console.print(f"ONNX Runtime, float32, batch {batch}, {number} threads, medians of {repeats} rounds.")
+            code, last = 1, f"An exported graph is not its network: {error}"
+        except KeyboardInterrupt:
+            code, last = CTRL_C, f"Interrupted: {len(rows)} of {len(chosen)} rows are kept."
+    if rows and not json:
+        _print(rows)
+    if last:
+        say(last)
+    if not file.whole:
+        code = code or 1
+    raise typer.Exit(code)
+
+
+def _print(rows: list[Compared]) -> None:
+    from flopping.bench.exported import GOAL
+    from flopping.wording import counted
+
+    table = Table()
+    table.add_column("network", no_wrap=True)
+    for name in ("ms / of X", "speed-up, 95 %", f"{GOAL}x", "MB / of X"):
+        table.add_column(name, justify="right", no_wrap=True)
+    marks = {True: "[green]yes[/green]", False: "[red]no[/red]"}
+    for row in rows:
+        speedup = row.speedup
+        table.add_row(
+            row.pair.name,
+            f"{1e3 * row.timing.median:.0f} / {1e3 * row.twin_timing.median:.0f}",
+            f"{speedup.value:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]",
+            marks[row.met],
+            f"{row.megabytes:.0f} / {row.twin_megabytes:.0f}",
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    console.print(table)
+    first = rows[0]
+    console.print(
+        f"ONNX Runtime, float32, batch {first.batch}, {counted(first.threads, 'thread')}, medians of"
+        f" {counted(len(first.timing.seconds), 'round')}. X is the ordinary twin; graphs differ from their networks by"
+        f" {max(row.difference for row in rows):.0e} of the largest logit at most.",
+        highlight=False,
+        soft_wrap=True,
+    )

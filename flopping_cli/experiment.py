@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals, say
 from flopping_cli.train import INTERRUPTED, Compile, Device, Workers, say_stopped
 
 
@@ -58,8 +57,8 @@ def experiment(
     words += [] if jobs == 1 else ["--jobs", str(jobs)]
     command = shlex.join([*words, *options])
 
-    def say(text: str, always: bool = False) -> None:
-        (console if always else progress).print(escape(text), highlight=False, soft_wrap=True)
+    def tell(text: str) -> None:
+        say(text, progress)
 
     with refusals():
         require_matplotlib()
@@ -68,12 +67,12 @@ def experiment(
         folder = Folder(output, load(name), data, scale)
         options += ["--quiet"] if quiet else []
         machine = Machine(str(chosen_device(device)), default_workers() if workers is None else workers, compile)
-        runner = Runner(folder, options, machine, say, lambda: write(folder, report, command), jobs)
+        runner = Runner(folder, options, machine, tell, lambda: write(folder, report, command), jobs)
         try:
             if not only_report:
                 runner.run()
         except InterruptedRunError as stop:
-            say(str(stop), always=True)
+            say(str(stop))
             raise typer.Exit(INTERRUPTED) from stop
         except StoppedError as stop:
             say_stopped(console, str(stop))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import Quiet, app, progress_console, refusals, say
 
 
 @app.command()
@@ -60,7 +60,7 @@ def export(
                 )
         except (CheckFailedError, ExportError) as error:
             what = f"{output} was not written: " if isinstance(error, CheckFailedError) else ""
-            typer.echo(f"{what}{error}", err=True)
+            say(f"{what}{error}")
             raise typer.Exit(1) from error
     if json:
         typer.echo(json_module.dumps(found.as_dict()))

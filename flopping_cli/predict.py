@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import Quiet, app, refusals
+from flopping_cli.common import CTRL_C, Quiet, app, refusals, say
 from flopping_cli.train import Device
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def predict(
         typer.Argument(
             metavar="IMAGES...",
             help="Files, folders with all that is below them, patterns in quotes; - is standard input: an image, or"
-            " paths, one a line.",
+            " paths, one a line, each as it stands: no patterns.",
         ),
     ],
     top: Annotated[int, typer.Option(min=1, help="So many classes of each image, the likeliest first.")] = 5,
@@ -73,11 +73,13 @@ def predict(
     """Say what photos show: the likeliest classes of each.
 
     What can't be read is reported on standard error and left out; then the exit code is 1, or 2 if nothing was left.
+    Ctrl-C shows what is known by then, and the exit code is 130.
 
     Examples: flopping predict runs/e-vit-b photos/; flopping predict runs/e-vit-b "*.jpg" --top 1 --format csv;
     find . -name "*.png" | flopping predict runs/e-vit-b - --json; flopping predict "E(ViT-S)" cat.jpg --check-mirror
     """
     from flopping.photos import pillow_is_quiet
+    from flopping.wording import counted
 
     console = Console(stderr=True)
     with refusals():
@@ -91,14 +93,19 @@ def predict(
             raise ValueError("there are no images to classify")
         classifier = _opened(target, average, img_size, device, console)
         results = _Results(form, check_mirror, console)
-        with pillow_is_quiet():
-            failed = len(failures) + _run(
-                classifier, photos, results, console, top, batch, check_mirror, max_pixels, quiet
-            )
+        failed, interrupted = len(failures), False
+        try:
+            with pillow_is_quiet():
+                failed += _run(classifier, photos, results, console, top, batch, check_mirror, max_pixels, quiet)
+        except KeyboardInterrupt:  # what is known so far is shown
+            interrupted = True
         results.finish(quiet)
+    if interrupted:
+        say(f"Interrupted: {results.count} of {counted(len(photos), 'image')} were classified.")
+        raise typer.Exit(CTRL_C)
     if failed:
-        what = "image was" if results.count == 1 else "images were"
-        _say(console, f"{results.count} {what} classified; {failed} could not be used, for the reasons above.")
+        done = f"{counted(results.count, 'image')} {'was' if results.count == 1 else 'were'} classified"
+        say(f"{done}; {failed} could not be used, for the reasons above.", console)
         raise typer.Exit(1 if results.count else 2)
 
 
@@ -115,8 +122,8 @@ def _opened(target: str, average: bool, img_size: int | None, device: str, conso
     from flopping.training.processes import chosen_device
 
     classifier = open_classifier(target, average=average, img_size=img_size, device=chosen_device(device))
-    if not classifier.trained:
-        _say(console, f"Warning: {classifier.name} has no trained weights here: its answers mean nothing.")
+    if classifier.trained is False:
+        say(f"Warning: {classifier.name} has no trained weights here: its answers mean nothing.", console)
     return classifier
 
 
@@ -183,12 +190,14 @@ class _Results:
         if self.form is Format.table and self.kept:
             _print_table(self.kept, self.check_mirror)
         if self.check_mirror and self.count and not (quiet and self.form is not Format.table):
-            console = Console() if self.form is Format.table else self.console
-            _say(
-                console,
+            text = (
                 f"Mirrored, {self.same} of {self.count} images keep their class; the logits differ by"
-                f" {self.difference:.1e} at most ({shown(self.where)}).",
+                f" {self.difference:.1e} at most ({shown(self.where)})."
             )
+            if self.form is Format.table:
+                typer.echo(text)
+            else:
+                say(text, self.console)
 
 
 def _object(prediction: Prediction) -> dict[str, object]:
@@ -262,8 +271,4 @@ def shown(name: str) -> str:
 
 
 def _complain(console: Console, failure: Failed) -> None:
-    _say(console, f"{shown(failure.name)}: {failure.reason}")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(f"{shown(failure.name)}: {failure.reason}", console)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,15 +11,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import Quiet, app, left_out, progress_console, refusals, say
 from flopping_cli.train import Device, Root, Workers
 
 if TYPE_CHECKING:
     from flopping.probe import Report
 
-FORMATS = ("png", "svg")
-SHOWN = 10
-"""How many of the images that can't be read are named."""
+FORMATS = (".png", ".svg")
 
 
 @app.command()
@@ -90,14 +87,7 @@ def probe(
         typer.echo(json_module.dumps({**whole, "suggested_share": report.suggested_share}))
     else:
         _print(report, title)
-    if unreadable:
-        more = f" and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
-        shown = ", ".join(unreadable[:SHOWN])
-        print(
-            f"{len(unreadable)} images could not be read and were left out: {shown}{more}. Replace them",
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
+    left_out(unreadable)
 
 
 def _format(output: Path | None, force: bool) -> str:
@@ -105,18 +95,14 @@ def _format(output: Path | None, force: bool) -> str:
     if output is None:
         return ""
     from flopping.bench.drawing import require_matplotlib
+    from flopping.places import require_place, suffix_of
 
-    form = output.suffix.lower().removeprefix(".")
-    if form not in FORMATS:
-        raise ValueError(f"a figure is FILE.{' or FILE.'.join(FORMATS)}, got {str(output)!r}")
-    if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure")
-    if output.is_dir():
-        raise ValueError(f"{str(output)!r} is a folder: name a file for the figure")
-    if output.exists() and not force:
-        raise ValueError(f"{str(output)!r} exists; --force replaces it")
+    suffix = suffix_of(output, FORMATS)
+    if suffix not in FORMATS:
+        raise ValueError(f"a figure is FILE{' or FILE'.join(FORMATS)}, got {str(output)!r}")
+    require_place(output, force)
     require_matplotlib()
-    return form
+    return suffix.removeprefix(".")
 
 
 def _run(
@@ -142,13 +128,13 @@ def _run(
 
     found = open_images(data, root, images, seed)
     classifier = open_classifier(target, average=average, img_size=img_size, device=chosen_device(device))
-    if not classifier.trained:
-        print(f"{target} has no trained weights: this is how it starts", file=sys.stderr)
+    if classifier.trained is False:
+        say(f"{target} has no trained weights: this is how it starts")
     number = min(images, len(found))
     pictures = Pictures(found, classifier.preparation, batch, workers)
-    with Progress(console=progress_console(quiet), transient=True) as bar:
-        task = bar.add_task("images and mirror images", total=number)
-        try:
+    try:
+        with Progress(console=progress_console(quiet), transient=True) as bar:
+            task = bar.add_task("images and mirror images", total=number)
             report = run(
                 classifier.model,
                 pictures,
@@ -157,9 +143,9 @@ def _run(
                 seed=seed,
                 each=lambda done: bar.update(task, completed=done),
             )
-        except UnreadableError as error:
-            print(f"Nothing was probed: {error}", file=sys.stderr)
-            raise typer.Exit(1) from error
+    except UnreadableError as error:
+        say(f"Nothing was probed: {error}")
+        raise typer.Exit(1) from error
     return report, f"{target} on {report.images} images of {found.name}", pictures.unreadable
 
 

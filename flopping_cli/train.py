@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from flopping_cli.common import Quiet, app, give_way, is_first, progress_console, refusals
+from flopping_cli.common import CTRL_C, Quiet, app, give_way, is_first, left_out, progress_console, refusals, say
 
 if TYPE_CHECKING:
     from flopping.training.evaluate import Accuracy
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 3
 """The exit code of a run that was asked to stop, and has saved all it knows."""
-KILLED = 128 + signal.SIGINT
-"""The exit code of a run that was asked twice, and has ended where it was."""
 
 Data = Annotated[
     str,
@@ -155,15 +151,16 @@ def run_ends(console: Console, output: Path, again: str = "--resume") -> Iterato
     `again` is what goes on with it.
     """
     from flopping.training.processes import AgreedError
-    from flopping.training.stops import FULL, AloneError, InterruptedRunError, StoppedError
+    from flopping.training.stops import AloneError, InterruptedRunError, StoppedError
+    from flopping.whole import FULL
 
     try:
         yield
     except InterruptedRunError as stop:
-        say_last(console, escape(f"{stop}. {again.capitalize()} goes on"))
+        say_last(console, f"{stop}. {again.capitalize()} goes on")
         raise typer.Exit(INTERRUPTED) from stop
     except AloneError as stop:
-        console.print(_stopped(str(stop)), highlight=False, soft_wrap=True)
+        say(_stopped(str(stop)), console)
         raise typer.Exit(1) from stop
     except StoppedError as stop:
         say_stopped(console, str(stop))
@@ -174,8 +171,8 @@ def run_ends(console: Console, output: Path, again: str = "--resume") -> Iterato
         say_stopped(console, f"{error.strerror}. Free some space, then go on with {again}")
         raise typer.Exit(1) from error
     except KeyboardInterrupt as stop:
-        say_last(console, escape(f"Ended at once; what was saved before is in {str(output)!r}"))
-        raise typer.Exit(KILLED) from stop
+        say_last(console, f"Ended at once; what was saved before is in {str(output)!r}")
+        raise typer.Exit(CTRL_C) from stop  # asked twice: it has ended where it was
     except AgreedError as error:
         if is_first():
             raise
@@ -187,14 +184,14 @@ def say_stopped(console: Console, why: str) -> None:
     say_last(console, _stopped(why))
 
 
-def _stopped(why: str) -> str:
-    return f"[red]The run stopped:[/red] {escape(why)}"
+def _stopped(why: str) -> Text:
+    return Text.assemble(("The run stopped:", "red"), f" {why}")
 
 
-def say_last(console: Console, text: str) -> None:
+def say_last(console: Console, text: str | Text) -> None:
     """The last words of a run, by one of its processes."""
     if is_first():
-        console.print(text, highlight=False, soft_wrap=True)
+        say(text, console)
     give_way()
 
 
@@ -235,16 +232,11 @@ def evaluate(
                     progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )
         except StoppedError as error:
-            print(f"Nothing was tested: {error}", file=sys.stderr)
+            say(f"Nothing was tested: {error}")
             raise typer.Exit(1) from error
     result = found.accuracy
     if json:
         typer.echo(json_module.dumps({"checkpoint": str(found.folder), "model": found.model, **result.as_dict()}))
     else:
         show_accuracy(f"{found.model} ({found.folder})", result)
-    if found.unreadable:
-        from flopping.wording import some
-
-        count, shown = len(found.unreadable), some(found.unreadable)
-        print(f"{count} images could not be read and were left out: {shown}. Replace them", file=sys.stderr)
-        raise typer.Exit(1)
+    left_out(found.unreadable)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, refusals, working
+from flopping_cli.common import Quiet, app, refusals, say, working
 
 if TYPE_CHECKING:
     from flopping.groups import Group
@@ -78,7 +78,7 @@ def verify(
         with working("Checking", quiet):
             rows = run(model if as_is else randomize_(model), x, group=chosen, tol=tol)
         if all(row.passed is None for row in rows):
-            typer.echo("Nothing to check: no layer claims to follow a group.", err=True)
+            say("Nothing to check: no layer claims to follow a group.")
             raise typer.Exit(2)
     broken = first_break(rows)
     if json:

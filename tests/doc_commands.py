@@ -194,9 +194,14 @@ def _planned(room: Room, asked: Sequence[str]) -> Ran:
     A file for the records gets some of a test's, for the lines that follow.
     """
     planned: list[object] = []
+
+    def measured(self: Session, groups: Sequence[Sequence[object]]) -> None:
+        planned.extend(chain(*groups))
+        self.sink(many()[0])  # something was measured, else the command would rightly complain
+
     with ExitStack() as stack:
         if asked[0] == "bench":
-            measure = patch.object(Session, "measure", lambda self, groups: planned.extend(chain(*groups)))
+            measure = patch.object(Session, "measure", measured)
         else:
             measure = patch("flopping.bench.exported.compared", lambda pairs, **_: planned.extend(pairs) or [])
         stack.enter_context(measure)
@@ -205,7 +210,7 @@ def _planned(room: Room, asked: Sequence[str]) -> Ran:
     for before, word in pairwise(asked):
         if before in OUTPUTS:
             _records(room, room.folder / word)
-    return Ran(0 if ended.code == 1 else ended.code, ended.out, whole=False)  # 1: nothing was measured
+    return Ran(ended.code, ended.out, whole=False)
 
 
 def torchrun(room: Room, words: Sequence[str], given: bytes = b"") -> Ran:

@@ -218,7 +218,7 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
         r"  mirrored: top-1 [\d.]+ %; 0 images get another class\n",
         out,
     )
-    warning = f"1 test images could not be read, they were left out: {bad}. Replace them by good ones"
+    warning = f"1 test image could not be read, left out: {bad}. Put good images there"
     assert err == f"{warning} before the next run.\n"
     code, out, err = run(*words, "--resume")
     assert "has come to its end already" in err
@@ -226,7 +226,7 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
     assert run(*tested) == (
         1,
         out.replace(str(folder), str(folder / "checkpoints" / "step-00000001")),
-        f"1 images could not be read and were left out: {bad}. Replace them\n",
+        f"1 image could not be read and was left out: {bad}. Replace it\n",
     )
     code, out, _ = run(*tested, "--json")
     assert json.loads(out)["images"] == 5

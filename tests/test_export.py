@@ -195,8 +195,12 @@ def grey():
     classifier = open_classifier(f"{tmp_path}/mine.py:grey")
     known = description(classifier)
     assert (known["input_size"], len(known["mean"]), len(known["std"])) == ([1, 64, 64], 1, 1)
+    assert known["trained"] is None
     assert [255 * known["mean"][0]] == pytest.approx(classifier.preparation.mean.flatten().tolist())
     assert export(classifier, tmp_path / "a.pt2").checked.difference < TOLERANCE
+    extra = {"flopping.json": ""}
+    torch.export.load(tmp_path / "a.pt2", extra_files=extra)
+    assert '"trained": null' in extra["flopping.json"]
 
 
 def test_what_cannot_be_read_back_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,13 +251,12 @@ def test_an_end_midway_leaves_what_was_there(
 ) -> None:
     target = _older(tmp_path, form)
 
-    def half(*arguments: object, **options: object) -> None:
-        path = next(Path(place) for place in arguments if isinstance(place, (str, Path)))
-        path.write_bytes(b"half of it")
+    def half(_: object, path: Path, *more: object) -> None:
+        (path / "model.safetensors" if path.is_dir() else path).write_bytes(b"half of it")
         raise end
 
-    monkeypatch.setattr("torch.export.save", half)
-    monkeypatch.setattr("flopping.export.folder.write_weights", half)
+    row = next(row for row in FORMATS if row.name == form)
+    monkeypatch.setattr(exporting, "format_of", lambda _: replace(row, write=half))
     before = listing(tmp_path)
     with pytest.raises(type(end)):
         export(str(networks["ResMLP"].folder), target, force=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import onnxruntime
 import pytest
 import timm
 import torch
@@ -13,6 +16,7 @@ from exported_networks import NETWORKS, listing, saved
 from typer.testing import CliRunner, Result
 
 from flopping.bench.exported import GOAL, Compared, Pair, compare, pairs
+from flopping.bench.records import Setting, read
 from flopping.bench.timing import Timing
 from flopping.export import CheckFailedError, onnx_file
 from flopping.export.check import Run
@@ -69,6 +73,9 @@ def place(tmp_path: Path) -> Path:
         ("old.onnx/a.pt2", [], "no folder"),
         ("exported", [], "exported' exists; --force replaces it"),
         ("folder.pt2", ["--force"], "folder.pt2' is a folder"),
+        (".onnx", [], ".onnx' is a suffix without a name: write it as in name.onnx"),
+        (".PT2", [], ".PT2' is a suffix without a name"),
+        ("..", [], "is no name for what is to be written"),
         ("notes", ["--force"], "holds more than an exported network ('diary.txt')"),
     ],
 )
@@ -77,6 +84,15 @@ def test_refusals(output: str, options: list[str], message: str, place: Path) ->
     before = listing(place)
     refused(run("export", "E(ViT-S)", "-o", f"{place}/{output}", *options), message)
     assert listing(place) == before
+
+
+@pytest.mark.parametrize("output", ["", ".", "./", "..", "/"])
+@pytest.mark.usefixtures("idle")
+def test_what_is_no_name(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for options in ([], ["--force"]):
+        refused(run("export", "E(ViT-S)", "-o", output, *options), f"{output!r} is no name for what is to be written")
+    assert not listing(tmp_path)
 
 
 @pytest.mark.usefixtures("idle")
@@ -164,6 +180,51 @@ def test_both_are_exported_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["ms"] > 0
     assert found["megabytes"] < found["twin_megabytes"]
     assert found["met"] == (found["speedup"] >= GOAL)
+
+
+def test_rows_are_saved_as_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as soon as it is there: the second pair is interrupted, and the first one is kept and shown."""
+
+    def measured(chosen: object, **options: Any) -> Iterator[Compared]:
+        assert options["warmup"] == 2
+        yield Compared(PAIR, 8, 1, Timing((1.0, 1.1)), Timing((1.5, 1.6)), 1.0, 2.0, 1e-6)
+        assert [record.model for record in read(path)] == [PAIR.twin_model, PAIR.model]
+        raise KeyboardInterrupt
+
+    path = tmp_path / "exported.jsonl"
+    monkeypatch.setattr("flopping.bench.exported.pairs", lambda names: [PAIR, PAIR])
+    monkeypatch.setattr("flopping.bench.exported.compared", measured)
+    result = run("bench-export", "--warmup", "2", "-o", path)
+    assert result.exit_code == 130, result.output
+    assert "Interrupted: 1 of 2 rows are kept." in result.stderr
+    twin, network = read(path)
+    assert (twin.seconds, network.seconds, network.baseline) == ((1.5, 1.6), (1.0, 1.1), PAIR.twin_model)
+    assert network.run == twin.run
+    assert network.params < twin.params
+    assert network.setting == Setting("onnxruntime", "inference", "cpu", "float32", batch=8, threads=1)
+    assert network.machine.versions["onnxruntime"] == onnxruntime.__version__
+    assert network.command.startswith("flopping ")
+    assert network.time.startswith("20")
+    report = run("report", path, "--format", "jsonl")
+    assert report.exit_code == 0, report.output
+    assert json.loads(report.stdout.splitlines()[-1])["speedup"] == pytest.approx((1.5 / 1.0 + 1.6 / 1.1) / 2)
+    other = tmp_path / "diary.txt"
+    other.write_text("mine")
+    refused(run("bench-export", "-o", other), "diary.txt, line 1: no JSON")
+    assert other.read_text() == "mine"
+
+
+def test_the_table_is_whole_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = pairs(["convnext_flop_iso_large"])[0]
+    row = Compared(pair, 8, 1, Timing((3.411,) * 3), Timing((6.512,) * 3), 402.4, 801.2, 1e-6)
+    monkeypatch.setattr("flopping.bench.exported.compared", lambda chosen, **_: [row])
+    result = CliRunner().invoke(app, ["bench-export"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    *table, note = result.stdout.splitlines()
+    assert max(map(len, table)) <= 80
+    cells = [cell.strip() for cell in table[3].strip("│").split("│")]
+    assert cells == ["E(ConvNeXt-L (iso.))", "3411 / 6512", "1.91 [1.91, 1.91]", "yes", "402 / 801"]
+    assert "1 thread, medians of 3 rounds" in note
 
 
 @pytest.mark.parametrize(("seconds", "met"), [((1.0, 1.0, 1.0), True), ((1.1, 1.1, 1.1), False)])

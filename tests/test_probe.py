@@ -1,4 +1,4 @@
-"""The probe finds the steering matrix that was planted, and in our own networks the layout that they have."""
+"""The probe finds in our own networks the layout that they have; what it says of others, and its command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
+from probing import random
 from torch import Tensor, nn
 from training_runs import call
 
@@ -22,209 +21,13 @@ from flopping import nn as fnn
 from flopping.models import ConvNeXt, VisionTransformer
 from flopping.models.backbone import Backbone
 from flopping.models.zoo import ZOO
-from flopping.probe import LayerReport, Moments, Report, probe, steer
+from flopping.probe import LayerReport, Report, probe
 from flopping.probe.figure import EVEN, draw
-from flopping.probe.fit import RIDGES, best_ridge, error, measured, require_enough, twice_error
 from flopping.probe.layers import Taken, open_taps, token_grid
-from flopping.probe.report import EIGHTHS, Folds, examine
+from flopping.probe.report import EIGHTHS
 from flopping.testing import randomize_
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_heads": 2, "num_classes": 3}
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def involution(even: int, odd: int, seed: int, *, orthogonal: bool = False) -> Tensor:
-    """A matrix whose square is 1, with so many eigenvalues 1 and -1."""
-    basis = random(even + odd, even + odd, seed=seed)
-    basis = torch.linalg.qr(basis).Q if orthogonal else basis + 3 * torch.eye(even + odd, dtype=torch.float64)
-    signs = torch.tensor([1.0] * even + [-1.0] * odd, dtype=torch.float64)
-    return basis @ (signs[:, None] * torch.linalg.inv(basis))
-
-
-def folds(f: Tensor, g: Tensor) -> Folds:
-    """Half of the pairs to fit, a quarter to choose the ridge, a quarter to test."""
-    quarter = len(f) // 4
-    cuts = ((0, 2 * quarter), (2 * quarter, 3 * quarter), (3 * quarter, len(f)))
-    return Folds(*(Moments(f.shape[1]).add(f[start:end], g[start:end]) for start, end in cuts))
-
-
-# ---------------------------------------------------------------- moments
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 5), st.integers(0, 99))
-def test_batches_give_what_all_pairs_give_at_once(sizes: list[int], channels: int, seed: int) -> None:
-    number = sum(sizes) + 1
-    f, g = random(2, number, channels, seed=seed) + 1e4  # a mean that is large beside the deviations
-    streamed = Moments(channels)
-    for a, b in zip(f.split([*sizes, 1]), g.split([*sizes, 1]), strict=True):
-        streamed.add(a, b)
-    both, swapped = torch.cat((f, g)), torch.cat((g, f))
-    mean = both.mean(0)
-    torch.testing.assert_close(streamed.mean, mean)
-    torch.testing.assert_close(streamed.spread, (both - mean).T @ (both - mean) / (2 * number), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(streamed.cross, (both - mean).T @ (swapped - mean) / (2 * number), rtol=1e-6, atol=1e-6)
-    assert streamed.pairs == number
-
-
-def test_moments_add_up() -> None:
-    f, g = random(2, 50, 4)
-    whole, parts = Moments(4).add(f, g), Moments(4).add(f[:9], g[:9]) + Moments(4).add(f[9:], g[9:])
-    for name in ("mean", "spread", "cross"):
-        torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
-    other = random(4, seed=3)
-    shifted = (f - other).T @ (f - other) + (g - other).T @ (g - other)
-    torch.testing.assert_close(whole.around(other)[0], shifted / 100)
-
-
-@pytest.mark.parametrize("shapes", [((3, 4), (3, 5)), ((3, 5), (3, 5)), ((4,), (4,))])
-def test_pairs_of_other_shapes_are_refused(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match=r"two tensors \(N, 4\), got"):
-        Moments(4).add(torch.zeros(shapes[0]), torch.zeros(shapes[1]))
-    with pytest.raises(ValueError, match="of 4 and of 5 channels"):
-        Moments(4) + Moments(5)
-
-
-# ---------------------------------------------------------------- the fit
-
-
-@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 99), st.floats(-3, 3))
-def test_a_planted_matrix_is_found(even: int, odd: int, seed: int, scale: float) -> None:
-    """Any involution, features of any size and mean, in few pairs."""
-    channels = even + odd
-    if not channels:
-        return
-    matrix = involution(even, odd, seed)
-    f = (random(20 * channels, channels, seed=seed) + 1) * 10**scale
-    made = folds(f, f @ matrix.T)
-    found = examine("planted", made)
-    assert (found.even, found.odd, found.live) == (even, odd, channels)
-    assert found.error < 1e-10
-    assert found.involution_error < 1e-10
-    assert found.twice_error < 1e-10
-    assert found.invariant_share == pytest.approx((even - odd) / channels, abs=1e-6)
-    torch.testing.assert_close(steer(made.fit).matrix, matrix, rtol=1e-5, atol=1e-5)
-
-
-def test_the_fit_is_that_of_least_squares_and_its_eigenvalues_lie_between_minus_one_and_one() -> None:
-    f, g = random(200, 5), 0.5 * random(200, 5, seed=1)
-    g = g + f @ random(5, 5, seed=2).T
-    found = steer(Moments(5).add(f, g))
-    mean = torch.cat((f, g)).mean(0)
-    a, b = torch.cat((f, g)) - mean, torch.cat((g, f)) - mean
-    torch.testing.assert_close(found.matrix, torch.linalg.lstsq(a, b).solution.T)
-    eigenvalues = torch.linalg.eigvals(found.matrix)
-    assert eigenvalues.imag.abs().max() < 1e-9
-    torch.testing.assert_close(eigenvalues.real.sort(descending=True).values, found.correlations)
-    assert found.correlations.abs().max() <= 1
-
-
-def test_directions_and_patterns_are_what_the_maths_says() -> None:
-    f = random(300, 4) @ random(4, 4, seed=1)
-    g = f @ random(4, 4, seed=2) + random(300, 4, seed=3)
-    moments = Moments(4).add(f, g)
-    found = steer(moments)
-    a, r = found.directions, found.patterns
-    one = torch.eye(4, dtype=torch.float64)
-    torch.testing.assert_close(a.T @ moments.spread @ a, one)  # numbers that don't correlate, of variance 1
-    torch.testing.assert_close(a.T @ moments.cross @ a, torch.diag(found.correlations))
-    torch.testing.assert_close(r @ a.T, one)  # f is the sum of what its numbers stand for
-    torch.testing.assert_close(float(r.square().sum()), moments.variance)
-    left = ((1 - found.correlations**2) * r.square().sum(0)).sum() / moments.variance
-    assert error(found.matrix, found.mean, moments) == pytest.approx(float(left))
-    torch.testing.assert_close(found.involution @ found.involution, one)
-    same, weights = measured(found, moments)
-    torch.testing.assert_close(same, found.correlations)
-    torch.testing.assert_close(weights, r.square().sum(0) / moments.variance)
-
-
-@pytest.mark.parametrize("noise", [0.1, 1.0])
-def test_errors_are_those_of_the_pairs_themselves(noise: float) -> None:
-    f = random(400, 3) + 2
-    g = f @ involution(2, 1, 5).T + noise * random(400, 3, seed=1)
-    moments, matrix, mean = Moments(3).add(f, g), random(3, 3, seed=2), random(3, seed=3)
-    a, b = torch.cat((f, g)), torch.cat((g, f))
-    variance = (a - a.mean(0)).square().sum() / len(a)
-    direct = (b - mean - (a - mean) @ matrix.T).square().sum() / len(a) / variance
-    assert error(matrix, mean, moments) == pytest.approx(float(direct))
-    twice = ((a - mean) @ (matrix @ matrix).T - (a - mean)).square().sum() / len(a) / variance
-    assert twice_error(matrix, mean, moments) == pytest.approx(float(twice))
-
-
-def test_the_best_ridge_is_the_one_with_the_least_error() -> None:
-    for seed, noise in ((0, 0.0), (1, 3.0), (2, 30.0)):
-        f = random(60, 12, seed=seed)
-        g = f @ involution(8, 4, seed, orthogonal=True).T + noise * random(60, 12, seed=seed + 9)
-        fit, other = Moments(12).add(f[:30], g[:30]), Moments(12).add(f[30:], g[30:])
-        errors = {}
-        for ridge in RIDGES:
-            found = steer(fit, ridge)
-            errors[ridge] = error(found.matrix, found.mean, other)
-        best = best_ridge(fit, other)
-        assert errors[best] == pytest.approx(min(errors.values()))
-        assert (best == 0) == (noise == 0)
-
-
-def test_noise_makes_correlations_smaller_and_the_split_stays() -> None:
-    """A planted matrix behind noise whose size is known: the correlation is var / (var + noise²)."""
-    f = random(20000, 6)
-    matrix = involution(4, 2, 0, orthogonal=True)
-    noise = 0.3
-    found = examine(
-        "noisy", folds(f + noise * random(20000, 6, seed=1), f @ matrix.T + noise * random(20000, 6, seed=2))
-    )
-    assert (found.even, found.odd) == (4, 2)
-    expected = 1 / (1 + noise**2)
-    assert [abs(w) for w, _ in found.spectrum] == pytest.approx([expected] * 6, abs=0.02)
-    assert found.error == pytest.approx(1 - expected**2, abs=0.02)
-    assert found.involution_error == pytest.approx(2 * (1 - expected), abs=0.02)
-
-
-def test_pure_noise_is_neither_even_nor_odd_and_held_out_pairs_show_it() -> None:
-    """Few pairs for the channels: on its own pairs the fit looks better than it is."""
-    f, g = random(2, 240, 40)
-    found = examine("noise", folds(f, g))
-    assert found.counts.neither == 1
-    assert found.error > 0.99
-    assert found.fit_error < found.error
-    unguarded = steer(folds(f, g).fit)
-    assert error(unguarded.matrix, unguarded.mean, folds(f, g).fit) < 0.9  # by chance alone
-    assert error(unguarded.matrix, unguarded.mean, folds(f, g).test) > 1.1
-
-
-def test_directions_that_never_differ_are_left_out() -> None:
-    """Copies and constants beside planted channels: the split is that of the rest."""
-    matrix = involution(3, 2, 1)
-    f = random(400, 5)
-    g = f @ matrix.T
-
-    def more(x: Tensor) -> Tensor:
-        return torch.cat((x, x[:, :2] - x[:, 2:4], torch.full((len(x), 1), 7.0)), 1)
-
-    found = examine("copies", folds(more(f), more(g)))
-    assert (found.channels, found.live, found.even, found.odd) == (8, 5, 3, 2)
-    assert found.error < 1e-10
-
-
-def test_channels_of_very_different_sizes() -> None:
-    scales = 10.0 ** torch.arange(-3, 3, dtype=torch.float64)
-    signs = torch.tensor([1, -1, 1, -1, -1, -1], dtype=torch.float64)
-    f = random(300, 6) * scales
-    found = examine("scales", folds(f, f * signs))
-    assert (found.even, found.odd) == (2, 4)
-    assert found.variances.odd > 0.999  # the largest channel is odd
-
-
-def test_too_few_pairs_and_features_without_a_spread_are_refused() -> None:
-    f = random(7, 4)
-    with pytest.raises(ValueError, match=r"'thin' has 4 channels.*8 pairs of places at least, got 7"):
-        require_enough(Moments(4).add(f, f), "thin")
-    with pytest.raises(ValueError, match="'flat' says the same of all images"):
-        require_enough(Moments(4).add(torch.ones(9, 4), torch.ones(9, 4)), "flat")
-    with pytest.raises(ValueError, match="'broken' are not finite"):
-        require_enough(Moments(1).add(torch.full((9, 1), torch.nan), torch.ones(9, 1)), "broken")
 
 
 # ---------------------------------------------------------------- networks
@@ -512,7 +315,7 @@ def test_images_that_cannot_be_read_are_named(own: str, photos: Path, tmp_path: 
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     ended = call("probe", own, str(tmp_path))
     assert ended.code == 1
-    assert "1 images could not be read" in ended.err
+    assert "1 image could not be read and was left out: " in ended.err
     assert "broken.jpg" in ended.err
     assert "on 40 images" in ended.out
 
@@ -521,6 +324,7 @@ def test_images_that_cannot_be_read_are_named(own: str, photos: Path, tmp_path: 
     ("arguments", "message"),
     [
         (["--root", "x"], "--root goes with a data set by name"),
+        (["-o", ".svg"], "'.svg' is a suffix without a name"),
         (["-o", "a.jpg"], "FILE.png or FILE.svg, got 'a.jpg'"),
         (["-o", "nowhere/a.png"], "no folder 'nowhere'"),
         (["--layers", "stem"], "no layer is called 'stem'"),

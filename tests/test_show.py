@@ -262,6 +262,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("--average takes the averaged weights of a checkpoint", "photo.png", *small, "--average")
     (tmp_path / "net.py").write_text("from torch import nn\nmade = nn.Flatten()\n")
     refused("Flatten doesn't hand out its features", "photo.png", "--model", "net.py:made")
+    refused("'.png' is a suffix without a name", "photo.png", *small, "-o", ".png")
     assert not list(tmp_path.glob("*flopping*"))
 
 

@@ -185,13 +185,13 @@ def test_images_that_cannot_be_read_are_listed(
     ended = call(*started("--unreadable-share", "0.07", "--workers", workers, data=broken))
     assert ended.code == 0, ended.err
     paths = [str(broken / name) for name in BROKEN]
-    assert f"3 training images could not be read, others came in their place: {', '.join(paths[:3])}." in ended.err
-    assert f"1 test images could not be read, they were left out: {paths[3]}. Replace them" in ended.err
+    assert f"3 training images could not be read, others came instead: {', '.join(paths[:3])}." in ended.err
+    assert f"1 test image could not be read, left out: {paths[3]}. Put good images there" in ended.err
     assert events(tmp_path / "run")[-1]["unreadable"] == paths
     assert ended.result["images"] == 11
     tested = call("eval", str(tmp_path / "run"), "--data", str(broken), "--workers", workers)
     assert tested.code == 1, tested.err
-    assert f"1 images could not be read and were left out: {paths[3]}. Replace them" in tested.err
+    assert f"1 image could not be read and was left out: {paths[3]}. Replace it" in tested.err
     assert "on 11 test images" in tested.out
 
 

@@ -23,7 +23,7 @@ def network(name: str, **args: object) -> nn.Module:
     return randomize_(timm.create_model(name, num_classes=7, **args)).eval()
 
 
-def classifier(model: nn.Module, name: str = SMALL, trained: bool = False) -> Classifier:
+def classifier(model: nn.Module, name: str = SMALL, trained: bool | None = False) -> Classifier:
     """A network for images of 64 x 64 in 7 classes."""
     return Classifier(name, model, tuple("abcdefg"), (3, 64, 64), open_classifier(SMALL).preparation, trained)
 
@@ -45,4 +45,4 @@ def equivariant() -> View:
 def ordinary() -> View:
     """Of a network of one's own, of which nobody knows whether it is trained."""
     model = VisionTransformer(64, 16, embed_dim=64, depth=4, num_heads=2, num_classes=7, group="trivial")
-    return look(classifier(randomize_(model).eval(), "mine.py:net"), photo(), channels=2)
+    return look(classifier(randomize_(model).eval(), "mine.py:net", trained=None), photo(), channels=2)

@@ -14,7 +14,11 @@ import torch
 from timm.data import resolve_model_data_config
 
 from flopping import targets
+from flopping.bench.machine import Machine
+from flopping.bench.records import EXPORTED, Record, Setting
+from flopping.bench.state import new_run
 from flopping.bench.timing import Interval, Timing, interleave
+from flopping.bench.worker import description
 from flopping.export import onnx_file
 from flopping.export.check import check, pictures
 from flopping.export.describe import INPUT, OUTPUT
@@ -129,6 +133,41 @@ def compare(
     return Compared(
         pair, batch, threads, timings[pair.name], timings[pair.twin], sizes[pair.name], sizes[pair.twin], difference
     )
+
+
+def records_of(found: Compared, *, warmup: int, machine: Machine, command: str, time: str) -> list[Record]:
+    """The twin and the network, as `flopping bench` saves them: the report compares them in the same way."""
+    pair, run = found.pair, new_run()
+    setting = Setting(EXPORTED, "inference", "cpu", "float32", found.batch, found.threads)
+    made = []
+    for model, paper, baseline, timing in (
+        (pair.twin_model, pair.twin, None, found.twin_timing),
+        (pair.model, pair.name, pair.twin_model, found.timing),
+    ):
+        about = description(model, training=False)
+        made.append(
+            Record(
+                model=model,
+                paper=paper,
+                baseline=baseline,
+                setting=setting,
+                input_size=about["input_size"],
+                params=about["params"],
+                flops=about["flops"],
+                macs=about["macs"],
+                seconds=timing.seconds,
+                run=run,
+                warmup=warmup,
+                compile_seconds=None,
+                memory=None,
+                noise=None,
+                problem=about["remark"],
+                machine=machine,
+                command=command,
+                time=time,
+            )
+        )
+    return made
 
 
 def compared(chosen: Sequence[Pair], **options: Any) -> Iterator[Compared]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -36,8 +36,10 @@ class Machine:
     """Processes that wanted to run when it began, mean over a minute."""
 
 
-def this_machine(device: str = "cpu") -> Machine:
+def this_machine(device: str = "cpu", packages: Sequence[str] = ()) -> Machine:
     """What is known about the machine that this runs on, and about its GPU if that is the device.
+
+    Beside ours, the versions of other `packages` may count.
 
     >>> sorted(this_machine().versions)
     ['flopping', 'timm', 'torch']
@@ -53,7 +55,7 @@ def this_machine(device: str = "cpu") -> Machine:
         gpu=gpu,
         system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         python=platform.python_version(),
-        versions={"torch": torch.__version__, **{name: version(name) for name in PACKAGES}},
+        versions={"torch": torch.__version__, **{name: version(name) for name in (*PACKAGES, *packages)}},
         flags=flags,
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     )

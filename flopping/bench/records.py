@@ -17,6 +17,8 @@ from flopping.bench.timing import Timing
 FORMAT = "flopping-bench-1"
 """First key of every line: what it is, and which version of it."""
 MODES = ("eager", "compiled", "compiled-frozen")
+EXPORTED = "onnxruntime"
+"""The mode of an exported network, which `flopping bench-export` measures."""
 TASKS = ("inference", "training")
 
 
@@ -25,7 +27,7 @@ class Setting:
     """How a network was run. Two measurements can be compared if their settings are equal."""
 
     mode: str = "compiled"
-    """eager, compiled, or compiled-frozen: compiled with its weights as constants."""
+    """eager, compiled, compiled-frozen: compiled with its weights as constants; or onnxruntime: exported."""
     task: str = "inference"
     """inference, or training: forward, backward and a step of AdamW."""
     device: str = "cpu"
@@ -161,7 +163,8 @@ def from_line(line: str) -> Record:
     if found.pop("format") != FORMAT:
         raise ValueError(f"another version of the format: this is {FORMAT}, got {_short(json.loads(line)['format'])}")
     record: Record = _parse(Record, found, "the record")
-    _require(record.setting.mode in MODES, "setting.mode", MODES, record.setting.mode)
+    modes = (*MODES, EXPORTED)
+    _require(record.setting.mode in modes, "setting.mode", modes, record.setting.mode)
     _require(record.setting.task in TASKS, "setting.task", TASKS, record.setting.task)
     _require(record.setting.batch > 0, "setting.batch", "a positive number", record.setting.batch)
     _require(all(s > 0 for s in record.seconds), "seconds", "positive numbers", record.seconds)

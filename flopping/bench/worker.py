@@ -68,7 +68,7 @@ def describe(job: dict[str, Any], emit: Emit) -> None:
     """Size, parameters and work of each network, from shapes alone."""
     for case in job["cases"]:
         try:
-            emit("described", key=case["key"], **_description(case["model"], case["setting"]["task"] == "training"))
+            emit("described", key=case["key"], **description(case["model"], case["setting"]["task"] == "training"))
         except Exception as error:
             emit("problem", key=case["key"], problem=_explain(error))
 
@@ -102,7 +102,8 @@ def take_time(job: dict[str, Any], emit: Emit) -> None:
 JOBS = {"try": try_precision, "describe": describe, "memory": fill_memory, "time": take_time}
 
 
-def _description(target: str, training: bool) -> dict[str, Any]:
+def description(target: str, training: bool) -> dict[str, Any]:
+    """Size, parameters and work of a network; a remark if the work isn't known."""
     model = load_without_numbers(target)
     size = tuple(_images(model, target, batch=1).shape[1:])
     described: dict[str, Any] = {

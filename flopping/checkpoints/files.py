@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from argparse import Namespace
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flopping.places import require_place
 from flopping.whole import whole
 
 _NESTED = ("model", "state_dict", "model_state_dict")
@@ -73,12 +75,7 @@ def require_output(path: Path, overwrite: bool) -> None:
     """Refuse names under which no weights can be written."""
     if path.suffix != ".safetensors":
         raise ValueError(f"weights are written as .safetensors, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"no folder {str(path.parent)!r}")
-    if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder")
-    if path.exists() and not overwrite:
-        raise ValueError(f"{str(path)!r} exists; overwrite=True (--force) replaces it")
+    require_place(path, overwrite, option="overwrite=True (--force)")
 
 
 def write_weights(
@@ -96,4 +93,5 @@ def write_weights(
         try:
             save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
         except SafetensorError as error:
-            raise OSError(f"can't write {str(path)!r}: {error}") from error
+            number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
+            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error

@@ -13,6 +13,7 @@ from torch import nn
 from flopping.classifier import Classifier
 from flopping.export import folder, onnx_file, pt2
 from flopping.export.check import Run
+from flopping.places import require_place, suffix_of
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,11 @@ def format_of(output: str) -> Format:
     ...
     ValueError: can't write 'model.tflite': names end in .pt2 or .onnx, and a folder's in no suffix or in /
     """
-    suffix = "" if output.endswith(("/", os.sep)) else Path(output).suffix
+    suffix = suffix_of(output, [form.suffix for form in FORMATS if form.suffix])
+    if output.endswith(("/", os.sep)):
+        suffix = ""
     for form in FORMATS:
-        if form.suffix == suffix.lower():
+        if form.suffix == suffix:
             return form
     raise ValueError(f"can't write {output!r}: names end in .pt2 or .onnx, and a folder's in no suffix or in /")
 
@@ -77,7 +80,8 @@ def require(form: Format, output: Path, *, batch: int | None, opset: int | None,
     if opset is not None and opset not in onnx_file.OPSETS:
         raise ValueError(f"--opset is between {onnx_file.OPSETS[0]} and {onnx_file.OPSETS[-1]}, got {opset}")
     require_modules(form)
-    _require_place(form, output, force)
+    require_place(output, force, folder=not form.suffix)
+    _require_ours(output)
 
 
 def require_modules(form: Format) -> None:
@@ -87,20 +91,8 @@ def require_modules(form: Format) -> None:
         raise ValueError(f"{_kind(form)} needs {', '.join(missing)}: pip install 'flopping[{form.extra}]'")
 
 
-def _require_place(form: Format, output: Path, force: bool) -> None:
-    parent = output.resolve().parent
-    if not parent.is_dir():
-        raise ValueError(f"no folder {str(parent)!r}")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ValueError(f"no permission to write in {str(parent)!r}")
-    if not output.exists():
-        return
-    if form.suffix and output.is_dir():
-        raise ValueError(f"{str(output)!r} is a folder")
-    if not form.suffix and not output.is_dir():
-        raise ValueError(f"{str(output)!r} is a file: name a folder, or a file that ends in .pt2 or .onnx")
-    if not force:
-        raise ValueError(f"{str(output)!r} exists; --force replaces it")
+def _require_ours(output: Path) -> None:
+    """A folder that holds more than we write is not replaced."""
     strange = sorted(set(os.listdir(output)) - folder.CONTENTS) if output.is_dir() else []
     if strange:
         raise ValueError(f"{str(output)!r} holds more than an exported network ({strange[0]!r}), and is not replaced")

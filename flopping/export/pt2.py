@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -18,7 +19,9 @@ DESCRIPTION = "flopping.json"
 
 def write(classifier: Classifier, path: Path, batch: int | None, opset: int | None) -> None:
     program = traced(classifier.model, classifier.input_size, batch)
-    torch.export.save(program, path, extra_files={DESCRIPTION: json.dumps(description(classifier))})
+    archive = io.BytesIO()  # torch ends the whole process if it writes to a disk that is full
+    torch.export.save(program, archive, extra_files={DESCRIPTION: json.dumps(description(classifier))})
+    path.write_bytes(archive.getbuffer())
 
 
 def read(path: Path) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flopping.bench.drawing import BACKGROUND, INK, finished, logarithmic, panels, render, style
+from flopping.bench.drawing import BACKGROUND, INK, finished, logarithmic, panels, style
 from flopping.probe.report import Report
 
 if TYPE_CHECKING:
@@ -94,7 +94,3 @@ def _layers(axes: Axes, report: Report) -> None:
     axes.grid(False, axis="x")
     if not named:
         axes.set_xlabel(f"layer, from {report.layers[0].name} to {report.layers[-1].name}")
-
-
-def png(report: Report, title: str) -> bytes:
-    return render(draw(report, title), "png")

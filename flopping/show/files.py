@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
+from flopping.places import require_place, suffix_of
 from flopping.show.figure import png
 from flopping.show.page import page
 from flopping.show.view import View
@@ -16,22 +18,17 @@ def paths(picture: Path, html: bool, force: bool) -> list[Path]:
     >>> [path.name for path in paths(Path("butterfly.png"), html=True, force=False)]
     ['butterfly.png', 'butterfly.html']
     """
-    if picture.suffix.lower() != ".png":
+    if suffix_of(picture, [".png"]) != ".png":
         raise ValueError(f"the picture is a PNG file, so its name ends with .png, got {str(picture)!r}")
-    if not picture.parent.is_dir():
-        raise ValueError(f"there is no folder {str(picture.parent)!r} for {picture.name!r}")
     found = [picture, picture.with_suffix(".html")] if html else [picture]
     for path in found:
-        if path.is_dir():
-            raise ValueError(f"{str(path)!r} is a folder: name a file")
-        if not force and (path.exists() or path.is_symlink()):
-            raise ValueError(f"{str(path)!r} is there already: --force replaces it, or name another by -o")
+        require_place(path, force)
     return found
 
 
 def write(view: View, image: str, files: list[Path]) -> None:
     """Write what `paths` has found; `image` is what the image is called."""
     contents = [png(view) if path.suffix != ".html" else page(view, image).encode() for path in files]
-    for path, content in zip(files, contents, strict=True):
-        with whole(path) as place:
-            place.write_bytes(content)
+    with ExitStack() as all_of_them:  # if one can't be written, none is
+        for path, content in zip(files, contents, strict=True):
+            all_of_them.enter_context(whole(path)).write_bytes(content)

@@ -135,7 +135,7 @@ def look(classifier: Classifier, image: Image.Image, *, block: int | None = None
     name = names_in_paper().get(classifier.name, classifier.name)
     return View(
         model=name,
-        trained=None if ":" in classifier.name else classifier.trained,
+        trained=classifier.trained,
         group=None if seen.layout is None else seen.layout.group.name,
         pixels=_pixels(classifier, prepared),
         block=seen.block,

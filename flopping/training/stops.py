@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections import deque
 from threading import Thread, get_ident
 from types import FrameType, TracebackType
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""How the system says that there is no room on a disk."""
 ASKING = frozenset({signal.SIGINT, signal.SIGTERM})
 """The signals that ask a run to stop."""
 BELL = signal.SIGURG

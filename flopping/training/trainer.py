@@ -33,8 +33,9 @@ from flopping.training.networks import build, description, ignores_mirroring, lo
 from flopping.training.order import Chunks, Order
 from flopping.training.processes import World
 from flopping.training.progress import Pace, Progress, Window
-from flopping.training.stops import FULL, AskedError, InterruptedRunError, Signals, StoppedError
-from flopping.wording import some
+from flopping.training.stops import AskedError, InterruptedRunError, Signals, StoppedError
+from flopping.whole import FULL
+from flopping.wording import counted, some
 
 MOST_STEPS = {"cpu": 1, "cuda": 10}
 """A GPU is not waited for after every step, but what its steps gave is looked at after so many at the latest."""
@@ -352,14 +353,14 @@ class Trainer:
         """The last event of a run, and a word on images that could not be read."""
         tests = set(self.world.lists(sorted(self.unreadable_tests)))
         found = [
-            (self.train, self.unreadable, "training", "others came in their place"),
-            (self.test, tests, "test", "they were left out"),
+            (self.train, self.unreadable, "training image", "others came instead"),
+            (self.test, tests, "test image", "left out"),
         ]
         for source, indices, kind, meanwhile in found:
             if indices:
                 self.journal.warn(
-                    f"[yellow]{len(indices)} {kind} images could not be read[/yellow], {meanwhile}:"
-                    f" {escape(_names(source, indices))}. Replace them by good ones before the next run."
+                    f"[yellow]{counted(len(indices), kind)} could not be read[/yellow], {meanwhile}:"
+                    f" {escape(_names(source, indices))}. Put good images there before the next run."
                 )
         self._log(
             "end",
