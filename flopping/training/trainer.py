@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from torch import Tensor
 
 from flopping.training.checkpoint import Checkpoint, Keeper
@@ -21,7 +19,6 @@ from flopping.training.job import Job, Machine
 from flopping.training.journal import Journal
 from flopping.training.learner import Learner
 from flopping.training.loader import (
-    Batch,
     Preparation,
     Timed,
     Transform,
@@ -34,8 +31,8 @@ from flopping.training.order import Chunks, Order
 from flopping.training.processes import World
 from flopping.training.progress import Pace, Progress, Window
 from flopping.training.stops import AskedError, InterruptedRunError, Signals, StoppedError
+from flopping.training.unreadable import Unreadable
 from flopping.whole import FULL
-from flopping.wording import counted, some
 
 MOST_STEPS = {"cpu": 1, "cuda": 10}
 """A GPU is not waited for after every step, but what its steps gave is looked at after so many at the latest."""
@@ -75,11 +72,7 @@ class Trainer:
         self.config = description(model, recipe, self.normal, train.classes)
         self.keeper = Keeper(folder)
         self.progress = Progress()
-        self.unreadable: set[int] = set()
-        """Training images that could not be read, in any process."""
-        self.found_unreadable: set[int] = set()
-        """Those that only this process knows of yet."""
-        self.unreadable_tests: set[int] = set()
+        self.unreadable = Unreadable(train, test, world, machine.unreadable_share)
         self.problem: str | None = None
         """Why this process can't go on, if only it knows yet."""
         self.signals = signals or Signals(speaks=world.is_main, launched=world.launched)
@@ -93,12 +86,6 @@ class Trainer:
 
     def _preparation(self, transform: Transform) -> Preparation:
         return Preparation(transform, self.recipe.in_chans, self.normal, self.world.device, self.dtype)
-
-    def _noted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Batches, of whose unreadable images this process takes note."""
-        for batch in batches:
-            self.found_unreadable.update(batch.unreadable)
-            yield batch
 
     # -- the whole run
 
@@ -131,7 +118,7 @@ class Trainer:
         first = self.progress.step - epoch * self.order.steps
         batches = worded(self.feed.start(epoch, first), self.machine.workers, self._last_good)
         batches = Timed(batches if self.world.size == 1 else unbroken(batches, self.learner.blank, self._cannot))
-        noted = self._noted(batches)
+        noted = self.unreadable.noted(batches)
         losses: list[Tensor] = []
         started = monotonic()
         for step in range(first, self.order.steps):
@@ -148,7 +135,7 @@ class Trainer:
         """What the last steps gave; whether to log, to save, or to stop."""
         world, progress = self.world, self.progress
         save = world.is_main and self._save_is_due(len(losses))
-        flags = (self.problem, self.found_unreadable, self.signals.asked, save, self.learner.overflows)
+        flags = (self.problem, self.unreadable.found, self.signals.asked, save, self.learner.overflows)
         *sums, took, problem, bad, stop, save_all, overflow = world.sum(
             [*losses, seconds, *(float(bool(flag)) for flag in flags)]
         )
@@ -172,7 +159,7 @@ class Trainer:
             self.window.waiting += loading
         self.is_warm = True
         if bad:
-            self._share_unreadable()
+            self.unreadable.share_out()
         if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
             self._log(
                 "step",
@@ -232,7 +219,7 @@ class Trainer:
     def _test(self) -> Accuracy:
         """Accuracy on the test images; with mirrored ones at the end of the run."""
         self.model.eval()
-        self.unreadable_tests.clear()
+        self.unreadable.tests.clear()
         transform = eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
         workers = self.machine.workers
         batches = eval_batches(self.test, self._preparation(transform), self.machine.test_batch, workers, self.world)
@@ -245,7 +232,7 @@ class Trainer:
                 self.learner.precision,
                 dtype=self.dtype,
                 mirror=self.progress.step == self.steps,
-                each=lambda batch: self.unreadable_tests.update(batch.unreadable),
+                each=lambda batch: self.unreadable.tests.update(batch.unreadable),
             )
         finally:
             self.learner.replica.settle()
@@ -267,7 +254,7 @@ class Trainer:
         state = {
             **self.learner.state(main),
             "progress": vars(self.progress).copy(),
-            "unreadable": sorted(self.unreadable),
+            "unreadable": sorted(self.unreadable.known),
             "images": len(self.train),
         }
         problem = None
@@ -297,7 +284,7 @@ class Trainer:
         try:
             self.learner.restore(weights, average, state)
             self.progress = Progress(**state["progress"])
-            self.unreadable = set(state["unreadable"])
+            self.unreadable.known = set(state["unreadable"])
         except (KeyError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
             raise ValueError(f"{what} is not of this run: {reason} ({self.job.model})") from error
@@ -337,36 +324,12 @@ class Trainer:
         if problem is not None:
             raise StoppedError(self._diverged(f"NaN or infinite values in {problem} after step {self.progress.step}"))
 
-    def _share_unreadable(self) -> None:
-        """Let all processes know which images one of them could not read; stop if they are too many."""
-        self.unreadable |= set(self.world.lists(sorted(self.found_unreadable)))
-        self.found_unreadable.clear()
-        share = self.machine.unreadable_share
-        if len(self.unreadable) > share * len(self.train):
-            raise StoppedError(
-                f"{len(self.unreadable)} of {len(self.train)} training images can't be read, more than"
-                f" --unreadable-share {share:g} allows: {_names(self.train, self.unreadable)}. Replace them by good"
-                " ones and go on with --resume, or allow more"
-            )
-
     def _end(self, result: Accuracy) -> None:
         """The last event of a run, and a word on images that could not be read."""
-        tests = set(self.world.lists(sorted(self.unreadable_tests)))
-        found = [
-            (self.train, self.unreadable, "training image", "others came instead"),
-            (self.test, tests, "test image", "left out"),
-        ]
-        for source, indices, kind, meanwhile in found:
-            if indices:
-                self.journal.warn(
-                    f"[yellow]{counted(len(indices), kind)} could not be read[/yellow], {meanwhile}:"
-                    f" {escape(_names(source, indices))}. Put good images there before the next run."
-                )
-        self._log(
-            "end",
-            result=result.as_dict(),
-            unreadable=[source.where(index) for source, indices, *_ in found for index in sorted(indices)],
-        )
+        warnings, places = self.unreadable.summary()
+        for warning in warnings:
+            self.journal.warn(warning)
+        self._log("end", result=result.as_dict(), unreadable=places)
 
     def _log(self, kind: str, **values: Any) -> None:
         """An event. If it can't be written, the process that writes doesn't stop alone: others would wait for it."""
@@ -396,7 +359,3 @@ class Trainer:
             )
         if self.progress.step:
             self.journal.say(f"Resumed after step {self.progress.step} of {self.steps}.")
-
-
-def _names(source: Images, indices: set[int]) -> str:
-    return some([source.where(index) for index in sorted(indices)])
