@@ -31,7 +31,6 @@ def test_python_blocks_run(page: Path) -> None:
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
 
 
-@pytest.mark.usefixtures("forked_python")
 @pytest.mark.parametrize("page", shell_pages(), ids=name_of)
 def test_shell_lines_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another, in a folder that has what the page speaks of; see doc_commands.py for what is made small."""
