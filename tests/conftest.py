@@ -1,10 +1,12 @@
 """Shared settings: hypothesis without deadlines (the machine is shared) and the same examples every time; fixtures."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from finite_groups import NAMES, Case, case_of
+from forked_python import ForkedPython
 from hypothesis import settings
 from training_runs import Launcher, call, command, image_folder, recipe_file
 
@@ -24,6 +26,20 @@ def launcher() -> Iterator[Launcher]:
     made = Launcher()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedPython]:
+    """Starts what is to be put for `sys.executable`."""
+    made = ForkedPython(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def forked_python(forks: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that this test starts need not import torch."""
+    monkeypatch.setattr(sys, "executable", str(forks.executable))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked_python import ForkedPython
 from PIL import Image
 from training_runs import Launcher
 from typer.testing import CliRunner
@@ -140,7 +142,7 @@ class Cut:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Done]:
+def done(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher, forks: ForkedPython) -> Iterator[Done]:
     root = tmp_path_factory.mktemp("experiment")
     (root / "noise.yaml").write_text(PLAN)
     (root / "tiny.yaml").write_text(RECIPE)
@@ -153,12 +155,14 @@ def done(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterat
     with Cut(runs, ORDER[0], lambda: process.send(signal.SIGKILL)) as cut:
         said["killed"], kept[ORDER[0]] = process.wait().err, cut.log
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late
-    with Cut(runs, STOPPED_IN, lambda: os.kill(os.getpid(), signal.SIGTERM)) as cut:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(forks.executable))
+        with Cut(runs, STOPPED_IN, lambda: os.kill(os.getpid(), signal.SIGTERM)) as cut:
+            result = runner.invoke(app, words, env=WIDE)
+        assert result.exit_code == 3, result.output
+        said["stopped"], kept[STOPPED_IN] = result.output, cut.log
+        words += ["--jobs", "2"]
         result = runner.invoke(app, words, env=WIDE)
-    assert result.exit_code == 3, result.output
-    said["stopped"], kept[STOPPED_IN] = result.output, cut.log
-    words += ["--jobs", "2"]
-    result = runner.invoke(app, words, env=WIDE)
     assert result.exit_code == 0, result.output
     said["finished"] = result.output
     yield Done(root, words, said, kept)

@@ -13,11 +13,12 @@ from flopping import flop
 from flopping.models import ZOO, Backbone, ConvNeXt, ResMlp, VisionTransformer
 from flopping.testing import TOLERANCES, assert_equivariant, randomize_, relative_error
 
+LARGE, MIDDLE = ("large", "huge", "l24"), ("base", "b24")
 # Up to size B, on odd grids and rectangles.
 UP_TO_B = [
-    name
+    pytest.param(name, marks=pytest.mark.long if any(size in name for size in MIDDLE) else ())
     for name, entry in ZOO.items()
-    if entry.args.get("group") != "trivial" and not any(size in name for size in ("large", "huge", "l24"))
+    if entry.args.get("group") != "trivial" and not any(size in name for size in LARGE)
 ]
 SIZES = {"odd": (112, 112), "rectangle": (64, 96), "odd rectangle": (96, 144)}
 
@@ -44,6 +45,7 @@ def scaled_randomize_(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", UP_TO_B)
 def test_logits_of_a_mirrored_image(name: str, size: str) -> None:
+    """Size B is wider than S and nothing else, yet takes most of the time: `make test-long`."""
     shape = SIZES[size]
     if ZOO[name].model is ConvNeXt and "iso" not in name:
         shape = (shape[0] // 32 * 32, shape[1] // 32 * 32)

@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,9 +14,19 @@ from torch import nn
 from flopping import Layout, flop, octic
 from flopping import nn as fnn
 from flopping.cases import LAYERS, Case, cases
+from flopping.features import Feature
 from flopping.testing import assert_equivariant, randomize_, relative_error
 
 ALL = [case for case in cases() if case.shape.name == "odd"]
+
+
+def is_typical(case: Case) -> bool:
+    """All layers for signs (flop) and for matrices (octic); for others those that hold the group's own numbers."""
+    return case.shape.group in (flop, octic) or case.layer in ("Linear", "Activation")
+
+
+COMPILED = [pytest.param(case, id=str(case), marks=() if is_typical(case) else pytest.mark.long) for case in ALL]
+"""What takes a compiler's time: layers of other groups are the same lines of code, and run in `make test-long`."""
 
 
 def outputs(case: Case) -> tuple[nn.Module, object, object]:
@@ -24,7 +35,7 @@ def outputs(case: Case) -> tuple[nn.Module, object, object]:
     return module, x, module(x)
 
 
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", COMPILED)
 def test_compile_fullgraph(case: Case) -> None:
     """No graph breaks; the real back end has a test of its own below."""
     module, x, y = outputs(case)
@@ -33,7 +44,7 @@ def test_compile_fullgraph(case: Case) -> None:
     assert relative_error(compiled(x), y) < 1e-5
 
 
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", COMPILED)
 def test_export_with_any_batch(case: Case) -> None:
     module, x, y = outputs(case)
     dynamic = torch.export.Dim.DYNAMIC
@@ -143,9 +154,12 @@ def network(group) -> nn.Module:
 
 
 @needs_compiler
-@pytest.mark.parametrize("group", [flop, octic], ids=str)
+@pytest.mark.parametrize("group", [flop, pytest.param(octic, marks=pytest.mark.long)], ids=str)
 def test_inductor(group) -> None:
-    """The real back end, training and inference: same values, same gradients, still equivariant."""
+    """The real back end, training and inference: same values, same gradients, still equivariant.
+
+    The network of octic takes it a minute of g++, so that here only a part of it is compiled, in the next test.
+    """
     net = randomize_(network(group))
     image = torch.randn(2, 3, 16, 16)
     torch.compiler.reset()
@@ -162,11 +176,23 @@ def test_inductor(group) -> None:
     assert_equivariant(compiled, image, group=group)
 
 
-@needs_compiler
-def test_maps_through_inductor() -> None:
+def maps() -> tuple[nn.Module, Feature]:
     layout = Layout.regular(flop, 12, extra=4)
-    net = randomize_(fnn.Sequential(fnn.DepthwiseConv2d(layout, 3), fnn.Downsample(layout, layout * 2)))
-    x = layout.random(2, 6, 8)
+    net = fnn.Sequential(fnn.DepthwiseConv2d(layout, 3), fnn.Downsample(layout, layout * 2))
+    return net, layout.random(2, 6, 8)
+
+
+def matrices() -> tuple[nn.Module, Feature]:
+    layout = Layout.regular(octic, 16)
+    return fnn.Sequential(fnn.LayerNorm(layout), fnn.Mlp(layout)), layout.random(2, 3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("build", [maps, matrices])
+def test_parts_through_inductor(build: Callable[[], tuple[nn.Module, Feature]]) -> None:
+    """What the network of flop doesn't have: convolutions, and irreps that aren't signs."""
+    net, x = build()
+    randomize_(net)
     torch.compiler.reset()
     with torch.no_grad():
         assert relative_error(torch.compile(net, fullgraph=True)(x), net(x)) < 1e-5
