@@ -6,18 +6,18 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from threading import Event, Thread
+from threading import Thread
 from time import sleep
 from typing import Any
 
-import numpy as np
 import pytest
 from forked_python import ForkedPython
 from PIL import Image
+from small_experiment import Cut, noisy_images
 from training_runs import Launcher
 from typer.testing import CliRunner
 
@@ -98,46 +98,6 @@ class Done:
         """The cells of a table, found by the beginning of its first line."""
         lines = self.report[self.report.index(f"| {head}") :].split("\n\n")[0].splitlines()
         return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def noisy_images(root: Path, train: int, test: int) -> Path:
-    """Two classes that are brighter at the top or at the bottom, under so much noise that networks err."""
-    numbers = np.random.default_rng(0)
-    slope = np.linspace(80, -80, 16)[:, None, None]
-    for split, each in (("train", train), ("val", test)):
-        for name, sign in (("top", 1), ("bottom", -1)):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for index in range(each):
-                pixels = 128 + sign * slope + numbers.normal(0, 250, (16, 16, 3))
-                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
-    return root
-
-
-class Cut:
-    """Does something once a run is in its midst, and keeps what its log held then."""
-
-    def __init__(self, runs: Path, run: str, act: Callable[[], None]) -> None:
-        self.path, self.act = runs / run, act
-        self.over = Event()
-        self.log = ""
-        self.thread = Thread(target=self._wait, daemon=True)
-
-    def _wait(self) -> None:
-        while not self.over.is_set():
-            if any(event["kind"] == "step" for event in read_log(self.path)):
-                self.log = (self.path / "log.jsonl").read_text().rpartition("\n")[0]
-                self.act()
-                return
-            self.over.wait(0.01)
-
-    def __enter__(self) -> "Cut":
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self.thread.join()
 
 
 @pytest.fixture(scope="module")
