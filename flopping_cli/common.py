@@ -132,7 +132,18 @@ def refusals() -> Iterator[None]:
         if isinstance(error, OSError) and _midway(error):
             raise
         give_way()  # if the first process refuses the same, this one is ended meanwhile
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(_plainly(error)) from error
+
+
+def _plainly(error: Exception) -> str:
+    """A refusal in words; the system's own begin with a number that says nothing.
+
+    >>> _plainly(FileNotFoundError(2, "No such file or directory", "a.txt"))
+    "'a.txt': No such file or directory"
+    """
+    if type(error).__str__ is OSError.__str__ and isinstance(error, OSError) and error.filename is not None:
+        return f"{str(error.filename)!r}: {error.strerror}"
+    return str(error)
 
 
 def is_first() -> bool:

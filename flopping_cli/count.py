@@ -76,7 +76,7 @@ def count(
     caption = (
         f"{step}, for one image{f' of {batch}' if batch > 1 else ''}, of {shape}, in millions. FLOPs follow the paper:"
         " multiply-adds (MACs) and elementwise work. A layer includes those inside it;"
-        f" {len(shown)} of {len(rows)} are shown."
+        f" {len(shown)} of {len(rows)} are shown{', more by --depth' if len(shown) < len(rows) else ''}."
     )
     table = Table("layer", "type", caption=caption, caption_justify="left")
     for name in ("MACs M", "FLOPs M", "share"):

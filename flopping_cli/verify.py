@@ -111,4 +111,5 @@ def _print_rows(rows: list[Row], broken: Row | None, total: int, caption: str) -
         console.print(f"[red]The first layer that breaks is {where}, with error {broken.error:.1e}.[/red]")
     else:
         whole = "" if rows[-1].passed is not None else " The whole claims nothing: a hand-off gave the group up."
-        console.print(f"No layer breaks; {len(rows)} of {total} shown.{whole}")
+        more = ", more by --depth" if len(rows) < total else ""
+        console.print(f"No layer breaks; {len(rows)} of {total} shown{more}.{whole}")

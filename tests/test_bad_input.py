@@ -96,6 +96,10 @@ REFUSED: dict[str, tuple[Arguments, list[str]]] = {
     "no such recipe": (lambda p: ["deit4", "--data", p.good()], ["no recipe is called 'deit4'", "deit3_"]),
     "another family": (options("--model", "E(ResMLP-S24)"), ["E(ResMLP-S24)", "ViT", "ResMLP"]),
     "no such network": (options("--model", "E(ViT-Q)"), ["no model is called 'E(ViT-Q)'; the closest are E(ViT-S)"]),
+    "no such network, which goes before too few images": (
+        options("batch_size=9", "--model", "E(ViT-Q)"),
+        ["no model is called 'E(ViT-Q)'"],
+    ),
     "no such field": (options("learning_rat=1"), ["learning_rat", "lr"]),
     "two channels": (options("in_chans=2"), ["grey (in_chans=1) or in colour (in_chans=3), got in_chans=2"]),
     "too large a chunk": (options("--chunk", "8"), ["batch of 4 can't be cut into chunks of 8 images"]),

@@ -29,6 +29,7 @@ from flopping.training.checkpoint import CONFIG
 from flopping.training.job import Machine
 from flopping.training.stops import InterruptedRunError, StoppedError
 from flopping.training.trained import checkpoint_folder
+from flopping.wording import counted
 
 CHILD = "flopping.experiments.child"
 AGAIN = "The same command goes on from there"
@@ -89,7 +90,8 @@ class Runner:
                     run = waiting.pop(0)
                     self.say(
                         f"Run {1 + runs.index(run)} of {len(runs)}: {run.model}, {_words(run.arm)},"
-                        f" {folder.epochs(run)} epochs, seed {run.seed}. {left(runs, folder.all_finished(), self.jobs)}"
+                        f" {counted(folder.epochs(run), 'epoch')}, seed {run.seed}."
+                        f" {left(runs, folder.all_finished(), self.jobs)}"
                     )
                     self._start(run, lock)
                 if self.asked and not self.children:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from flopping.models.zoo import registered_name
 from flopping.training.checkpoint import Checkpoint, Keeper, read_manifest
 from flopping.training.curves import CURVES, draw_run
 from flopping.training.evaluate import Accuracy
@@ -37,6 +38,7 @@ def train(job: Job, machine: Machine, folder: Path, console: Console, *, resume:
     A run that has come to its end gives its result once more, and nothing is changed.
     """
     job.recipe.require_family(job.model)
+    registered_name(job.model)  # what there is no network for is refused before images are looked at
     with world(machine.device) as here, ExitStack() as stack:
         signals = Signals(speaks=here.is_main, launched=here.launched, shielded=machine.compile)
         stack.enter_context(signals)

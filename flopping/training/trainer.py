@@ -33,6 +33,7 @@ from flopping.training.progress import Pace, Progress, Window
 from flopping.training.stops import AskedError, InterruptedRunError, Signals, StoppedError
 from flopping.training.unreadable import Unreadable
 from flopping.whole import FULL
+from flopping.wording import counted
 
 MOST_STEPS = {"cpu": 1, "cuda": 10}
 """A GPU is not waited for after every step, but what its steps gave is looked at after so many at the latest."""
@@ -348,7 +349,8 @@ class Trainer:
         each += f", unevenly: {idle} of {self.chunks.turns * self.world.size} turns are idle" if idle else ""
         self.journal.say(
             f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)} test"
-            f" images of {len(self.train.classes)} classes; {recipe.epochs} epochs of {order.steps} steps; batch"
+            f" images of {len(self.train.classes)} classes; {counted(recipe.epochs, 'epoch')} of"
+            f" {counted(order.steps, 'step')}; batch"
             f" {order.batch_size} ({each})"
         )
         if recipe.flip and not self.flip:

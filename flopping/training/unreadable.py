@@ -39,7 +39,8 @@ class Unreadable:
             raise StoppedError(
                 f"{len(self.known)} of {len(self.train)} training images can't be read, more than"
                 f" --unreadable-share {self.share:g} allows: {some(_places(self.train, self.known))}. Replace them by"
-                " good ones and go on with --resume, or allow more"
+                " good ones and go on with --resume, or allow more: with --unreadable-share 1 a run does without them,"
+                " and lists all at its end"
             )
 
     def summary(self) -> tuple[list[str], list[str]]:
