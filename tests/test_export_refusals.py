@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,7 @@ def test_rows_are_saved_as_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "exported.jsonl"
     monkeypatch.setattr("flopping.bench.exported.pairs", lambda names: [PAIR, PAIR])
     monkeypatch.setattr("flopping.bench.exported.compared", measured)
+    monkeypatch.setattr(sys, "argv", ["/bin/flopping", "bench-export", "--warmup", "2", "-o", "my file"])
     result = run("bench-export", "--warmup", "2", "-o", path)
     assert result.exit_code == 130, result.output
     assert "Interrupted: 1 of 2 rows are kept." in result.stderr
@@ -203,7 +205,7 @@ def test_rows_are_saved_as_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert network.params < twin.params
     assert network.setting == Setting("onnxruntime", "inference", "cpu", "float32", batch=8, threads=1)
     assert network.machine.versions["onnxruntime"] == onnxruntime.__version__
-    assert network.command.startswith("flopping ")
+    assert network.command == "flopping bench-export --warmup 2 -o 'my file'"
     assert network.time.startswith("20")
     report = run("report", path, "--format", "jsonl")
     assert report.exit_code == 0, report.output

@@ -123,7 +123,9 @@ def test_a_failed_write_leaves_the_old_page(file: Path, tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert "No space left" in refusal(file, "-o", out)
+    result = run(file, "-o", out)
+    assert result.exit_code == 1, result.output
+    assert "was not written: No space left on device. Free some space" in result.stderr
     assert (out / PAGE).read_bytes() == before
     assert sorted(os.listdir(out)) == sorted(FILES)
 
