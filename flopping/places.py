@@ -31,9 +31,12 @@ def require_place(path: Path, force: bool, *, folder: bool = False, option: str 
 
     `option` is what asks for it. A link that leads nowhere is something that is there.
     """
-    parent = path.resolve().parent
+    try:
+        parent = path.resolve().parent
+    except (OSError, RuntimeError) as error:  # which of them depends on the version of Python
+        raise ValueError(f"{str(path)!r} is a link that leads to itself") from error
     if not parent.is_dir():
-        raise ValueError(f"there is no folder {str(path.parent)!r} for {path.name!r}")
+        raise ValueError(f"there is no folder {str(parent)!r} for {path.name!r}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"no permission to write in {str(parent)!r}")
     if not os.path.lexists(path):

@@ -13,6 +13,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """How the system says that there is no room on a disk."""
 
 
+def remedy(error: OSError) -> str:
+    """What helps where something could not be written."""
+    return "Free some space" if error.errno in FULL else "Let it be written to"
+
+
 class UnwrittenError(OSError):
     """A file or folder that the system refused to write, while it was written: its reason, and what is left.
 
@@ -24,25 +29,34 @@ class UnwrittenError(OSError):
         super().__init__(error.errno, error.strerror or str(error), str(path))
 
     def __str__(self) -> str:
-        remedy = "Free some space" if self.errno in FULL else "Let it be written to"
         return (
-            f"{self.filename!r} was not written: {self.strerror}. {remedy}, then start again; what was there before"
-            " still is"
+            f"{self.filename!r} was not written: {self.strerror}. {remedy(self)}, then start again; what was there"
+            " before still is"
         )
 
 
 @contextmanager
 def _room(path: Path) -> Iterator[Path]:
     """A new folder beside a path, gone afterwards; a place that can't be written to at all is refused as it is."""
-    begun = False
+    begun: Path | None = None
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.resolve().name}.", dir=path.resolve().parent) as folder:
-            begun = True
-            yield Path(folder)
+            begun = Path(folder)
+            yield begun
+    except (BrokenPipeError, UnwrittenError):
+        raise  # of something else
     except OSError as error:
-        if not begun and error.errno not in FULL:
+        if error.errno not in FULL and (begun is None or not _is_about(error, begun, path.resolve())):
             raise
         raise UnwrittenError(path, error) from error
+
+
+def _is_about(error: OSError, room: Path, path: Path) -> bool:
+    """Whether it is about a file in a folder or the path itself; a failed write doesn't say which file it was."""
+    if error.filename is None:
+        return True
+    named = Path(os.fsdecode(error.filename))
+    return named in (path, room) or room in named.parents
 
 
 @contextmanager

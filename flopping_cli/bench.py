@@ -146,11 +146,11 @@ def bench(
         print_rows(records, form)
         if goals:
             _print_goals(records)
+    whole = file.whole
     if interrupted:
-        kept = f"{len(records)} of {len(chosen)} rows are kept" + (f" in {out}" if out is not None and records else "")
-        say(f"Interrupted: {kept}.")
+        say(file.interrupted(len(records), len(chosen)))
         raise typer.Exit(CTRL_C)
-    if not file.whole or not any(record.seconds for record in records):
+    if not whole or not any(record.seconds for record in records):
         raise typer.Exit(1)
 
 
@@ -175,6 +175,7 @@ class RecordFile:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self.written = 0
         self.unwritten: list[OSError] = []
 
     def add(self, records: list[Record]) -> None:
@@ -183,6 +184,7 @@ class RecordFile:
         if self.path is not None:
             try:
                 append(self.path, records)
+                self.written += len(records)
             except OSError as error:
                 self.unwritten += [error] * len(records)
 
@@ -192,8 +194,16 @@ class RecordFile:
         from flopping.wording import counted
 
         if self.unwritten:
-            say(f"{counted(len(self.unwritten), 'record')} could not be written to {self.path}: {self.unwritten[0]}")
+            reason = self.unwritten[0].strerror or self.unwritten[0]
+            say(f"{counted(len(self.unwritten), 'record')} could not be written to {self.path}: {reason}")
         return not self.unwritten
+
+    def interrupted(self, measured: int, wanted: int) -> str:
+        """What is left of the rows that were wanted."""
+        from flopping.wording import counted
+
+        kept = f", {counted(self.written, 'record')} kept in {self.path}" if self.written else ""
+        return f"Interrupted: {measured} of {wanted} rows were measured{kept}."
 
 
 def check_out(out: Path | None) -> None:

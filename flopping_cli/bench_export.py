@@ -48,11 +48,12 @@ def bench_export(
         from flopping.bench.machine import this_machine
         from flopping.cores import usable_cores
         from flopping.export import CheckFailedError
+        from flopping.export.onnx_file import onnxruntime_version
 
         chosen = pairs(models or ["E(ViT-S)", "E(ResMLP-S24)"])
         check_out(out)
         number = threads or usable_cores()
-        machine, command = this_machine(packages=("onnxruntime",)), command_line()
+        machine, command = this_machine(others={"onnxruntime": onnxruntime_version()}), command_line()
         began = datetime.now(timezone.utc).isoformat(timespec="seconds")
         file = RecordFile(out)
         rows: list[Compared] = []
@@ -61,15 +62,19 @@ def bench_export(
             with progress_console(quiet).status("") as status:
                 options = {"batch": batch, "threads": number, "repeats": repeats, "warmup": warmup}
                 for found in compared(chosen, **options, progress=status.update):
+                    if out is not None:
+                        file.add(records_of(found, warmup=warmup, machine=machine, command=command, time=began))
                     rows.append(found)
                     if json:
                         typer.echo(json_module.dumps(found.as_dict()))
-                    if out is not None:
-                        file.add(records_of(found, warmup=warmup, machine=machine, command=command, time=began))
         except CheckFailedError as error:
             code, last = 1, f"An exported graph is not its network: {error}"
         except KeyboardInterrupt:
-            code, last = CTRL_C, f"Interrupted: {len(rows)} of {len(chosen)} rows are kept."
+            code, last = CTRL_C, file.interrupted(len(rows), len(chosen))
+        except OSError as error:  # as a full disk; what is finished is still shown
+            if not rows:
+                raise
+            code, last = 1, f"The other rows were not measured: {error}"
     if rows and not json:
         _print(rows)
     if last:

@@ -33,7 +33,7 @@ class Commands(TyperGroup):
         except OSError as error:
             if isinstance(error, BrokenPipeError) or not _midway(error):
                 raise  # whoever read the results has enough of them: typer ends quietly
-            from flopping.whole import UnwrittenError
+            from flopping.whole import FULL, UnwrittenError
 
             give_way()
             if isinstance(error, UnwrittenError):
@@ -41,9 +41,10 @@ class Commands(TyperGroup):
             else:
                 _forget_output()
                 where = "" if error.filename is None else f" ({error.filename})"
+                advice = "Free some space, then start" if error.errno in FULL else "Start"
                 say(
-                    f"The command stopped: {error.strerror}{where}. Free some space, then start again; of its results"
-                    " there is what was written before, and the last line may be cut"
+                    f"The command stopped: {error.strerror}{where}. {advice} again; of its results there is what was"
+                    " written before, and the last line may be cut"
                 )
             raise typer.Exit(1) from error
 

@@ -101,7 +101,7 @@ def predict(
             interrupted = True
         results.finish(quiet)
     if interrupted:
-        say(f"Interrupted: {results.count} of {counted(len(photos), 'image')} were classified.")
+        say(f"Interrupted: {results.count} of {counted(len(photos), 'image')} classified.")
         raise typer.Exit(CTRL_C)
     if failed:
         done = f"{counted(results.count, 'image')} {'was' if results.count == 1 else 'were'} classified"

@@ -12,12 +12,15 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+import torch
 from spread_plans import PROCESSES, everyday
 from spread_runs import TESTS, Room, Session, assert_same_checkpoint, assert_same_run, environment, played, torchrun
 from training_runs import children_of, image_folder
 
 from flopping.training.checkpoint import Keeper
 from flopping.training.journal import read_log
+from flopping.training.processes import World
+from flopping.training.stops import AloneError
 
 
 @pytest.fixture(scope="module")
@@ -202,3 +205,18 @@ def test_the_slurm_script_goes_on_by_itself(tmp_path: Path) -> None:
     assert found is not None
     assert expected is not None
     assert_same_checkpoint(found, expected)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_loses_the_others_gives_the_reason(rank: int) -> None:
+    here = World(torch.device("cpu"), rank, 2)
+    reason = "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+    for error in (RuntimeError(f"{reason}\nmore"), torch.distributed.DistBackendError(reason)):
+        with pytest.raises(AloneError) as caught, here.in_touch(lambda: "Kept. "):
+            raise error
+        assert str(caught.value) == (
+            f"process {rank} can't work with the others ({reason}). If one of them has ended before, it has said why."
+            " Kept. Go on with --resume"
+        )
+    with pytest.raises(RuntimeError, match="igloo"), here.in_touch():
+        raise RuntimeError("train/igloo/7.jpg")

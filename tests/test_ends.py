@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 from pathlib import Path
 
 import pytest
+from measurements import ordinary
 from pictures import picture
 from training_runs import Launcher
+
+from flopping.show import files
+from flopping.whole import UnwrittenError, whole
+from flopping_cli.bench import RecordFile
 
 SMALL = "convnext_flop_iso_test"
 FULL = "File too large. Free some space, then start again"
@@ -44,7 +50,6 @@ def test_an_export_that_finds_no_room(output: str, older: bool, tmp_path: Path, 
 
 
 def test_a_picture_that_finds_no_room(photos: Path, tmp_path: Path, launcher: Launcher) -> None:
-    """The page would be larger than the picture, and neither is left."""
     made = tmp_path / "made" / "a.png"
     made.parent.mkdir()
     words = ["show", str(photos / "0.png"), "--model", SMALL, "-o", str(made), "--html", "-q"]
@@ -52,6 +57,46 @@ def test_a_picture_that_finds_no_room(photos: Path, tmp_path: Path, launcher: La
     assert (found.code, found.out) == (1, ""), found
     assert found.err == f"{str(made)!r} was not written: {FULL}; what was there before still is\n"
     assert not list(made.parent.iterdir())
+
+
+def test_a_page_that_finds_no_room_beside_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is replaced, and the message names the one that was too large."""
+    made = [tmp_path / name for name in ("a.png", "a.html")]
+    for path in made:
+        path.write_text("older")
+    monkeypatch.setattr(files, "png", lambda view: b"picture")
+    monkeypatch.setattr(files, "page", lambda view, image: "page")
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.suffix == ".html":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UnwrittenError, match=r"a\.html' was not written: No space left on device"):
+        files.write(None, "photo", made)  # type: ignore[arg-type]
+    assert [path.read_text() for path in made] == ["older", "older"]
+
+
+def test_what_else_fails_while_a_file_is_written_is_not_about_the_file(tmp_path: Path) -> None:
+    for error in (BrokenPipeError(errno.EPIPE, "Broken pipe"), FileNotFoundError(errno.ENOENT, "none", "/else/where")):
+        with pytest.raises(type(error)), whole(tmp_path / "a.txt"):
+            raise error
+
+
+def test_records_that_could_not_be_written_are_not_said_to_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, records: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = RecordFile(tmp_path / "out.jsonl")
+    monkeypatch.setattr("flopping.bench.records.append", full)
+    file.add([ordinary()])
+    assert not file.whole
+    assert "1 record could not be written to" in capsys.readouterr().err
+    assert file.interrupted(1, 2) == "Interrupted: 1 of 2 rows were measured."
 
 
 @pytest.mark.parametrize("form", ["table", "jsonl", "csv"])
@@ -75,10 +120,10 @@ def test_an_interrupted_table_is_shown(photos: Path, tmp_path: Path, launcher: L
     known = [line for line in found.out.splitlines() if ".png" in line]
     assert 20 <= len(known) < 40
     assert "/0.png" in known[0]
-    assert f"Interrupted: {len(known)} of 40 images were classified." in found.err
+    assert f"Interrupted: {len(known)} of 40 images classified." in found.err
     assert "Traceback" not in found.err
     lines = launcher.run(tmp_path, *words, "--json", strikes=strikes)
     assert lines.code == 130, lines
     rows = [json.loads(line) for line in lines.out.splitlines()]
     assert 20 <= len(rows) < 40
-    assert f"Interrupted: {len(rows)} of 40 images were classified." in lines.err
+    assert f"Interrupted: {len(rows)} of 40 images classified." in lines.err

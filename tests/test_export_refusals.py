@@ -198,7 +198,7 @@ def test_rows_are_saved_as_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "argv", ["/bin/flopping", "bench-export", "--warmup", "2", "-o", "my file"])
     result = run("bench-export", "--warmup", "2", "-o", path)
     assert result.exit_code == 130, result.output
-    assert "Interrupted: 1 of 2 rows are kept." in result.stderr
+    assert f"Interrupted: 1 of 2 rows were measured, 2 records kept in {path}." in result.stderr
     twin, network = read(path)
     assert (twin.seconds, network.seconds, network.baseline) == ((1.5, 1.6), (1.0, 1.1), PAIR.twin_model)
     assert network.run == twin.run

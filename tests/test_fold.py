@@ -91,6 +91,8 @@ LEFT = {
     "two shifts": "h = MatMul(x, W)  l = Add(h, b)  k = Add(l, a)  y = Mul(k, c6)  z = Relu(y)",
     "a product with a vector": "h = MatMul(x, c4)  y = Mul(h, s)  k = ReduceSum(y)  z = Add(x, k)",
     "the result itself": "h = MatMul(x, W)  z = Mul(h, c6)",
+    "a factor that makes channels of one": "k = ReduceMax(x, last)  t = Mul(k, c4)  h = MatMul(t, W)  z = Add(h, b)",
+    "a shift that makes channels of one": "k = ReduceMax(x, last)  t = Add(k, d4)  h = MatMul(t, W)  z = Add(h, b)",
     "computed weights": "w = Relu(W)  t = Mul(x, c4)  h = MatMul(t, w)  z = Relu(h)",
     "weights on the left": "t = Mul(x, s)  h = MatMul(left, t)  z = Relu(h)",
 }
@@ -105,6 +107,8 @@ def model(body: str) -> onnx.ModelProto:
         if any(name in node.input for node in made.graph.node):
             array = numpy.asarray(numbers.uniform(0.5, 2, shape) * numbers.choice([-1, 1], shape), numpy.float32)
             made.graph.initializer.append(numpy_helper.from_array(array, name))
+    if any("last" in node.input for node in made.graph.node):
+        made.graph.initializer.append(numpy_helper.from_array(numpy.array([-1]), "last"))
     return made
 
 
@@ -122,10 +126,24 @@ CASES = {**FOLDED, **{name: (body, 0) for name, body in LEFT.items()}}
 @pytest.mark.parametrize(("body", "saved"), CASES.values(), ids=CASES)
 def test_what_is_folded_changes_nothing_else(body: str, saved: int) -> None:
     made = model(body)
-    folded = ir.from_proto(made)
+    folded = ir.from_proto(onnx.shape_inference.infer_shapes(made))
     assert fold(folded.graph) == saved
     assert len(folded.graph) == len(made.graph.node) - saved
     after = ir.to_proto(folded)
     numpy.testing.assert_allclose(run(after), run(made), rtol=1e-5, atol=1e-5)
     read = {name for node in after.graph.node for name in node.input}
     assert {tensor.name for tensor in after.graph.initializer} <= read, "constants that nothing reads"
+
+
+def test_a_constant_that_is_a_result_stays() -> None:
+    made = model("h = MatMul(x, W)  y = Mul(h, c6)  z = Relu(y)")
+    made.graph.output.append(onnx.helper.make_tensor_value_info("c6", onnx.TensorProto.FLOAT, [6]))
+    folded = ir.from_proto(made)
+    assert fold(folded.graph) == 1
+    onnx.checker.check_model(ir.to_proto(folded), full_check=True)
+
+
+def test_what_has_no_known_shape_stays() -> None:
+    """Its channels might be those of the constant."""
+    folded = ir.from_proto(model("k = Relu(x)  t = Mul(k, c4)  h = MatMul(t, W)  z = Add(h, b)"))
+    assert fold(folded.graph) == 0

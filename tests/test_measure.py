@@ -124,7 +124,7 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     (record,) = read(out)
     assert record.seconds
     assert record.problem == f"interrupted after {len(record.seconds)} rounds"
-    assert "Interrupted: 1 of 1 rows are kept in" in stderr
+    assert "Interrupted: 1 of 1 rows were measured, 1 record kept in" in stderr
     assert "Telling" in stdout
     runs = len(told.read_text().splitlines())
     time.sleep(0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -36,10 +36,10 @@ class Machine:
     """Processes that wanted to run when it began, mean over a minute."""
 
 
-def this_machine(device: str = "cpu", packages: Sequence[str] = ()) -> Machine:
+def this_machine(device: str = "cpu", others: Mapping[str, str] | None = None) -> Machine:
     """What is known about the machine that this runs on, and about its GPU if that is the device.
 
-    Beside ours, the versions of other `packages` may count.
+    Beside those of ours, `others` are versions that count.
 
     >>> sorted(this_machine().versions)
     ['flopping', 'timm', 'torch']
@@ -55,7 +55,7 @@ def this_machine(device: str = "cpu", packages: Sequence[str] = ()) -> Machine:
         gpu=gpu,
         system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         python=platform.python_version(),
-        versions={"torch": torch.__version__, **{name: version(name) for name in (*PACKAGES, *packages)}},
+        versions={"torch": torch.__version__, **{name: version(name) for name in PACKAGES}, **(others or {})},
         flags=flags,
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     )

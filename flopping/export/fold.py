@@ -70,7 +70,7 @@ def fold(graph: ir.Graph) -> int:
         if node.op_type == "Mul" and (_into_layer_before(node, value, constant) or _into_both_layers(value, constant)):
             continue
         _into_layers_after(node, value, constant)
-    for name in [name for name, value in graph.initializers.items() if not value.uses()]:
+    for name in [name for name, value in graph.initializers.items() if not (value.uses() or value.is_graph_output())]:
         del graph.initializers[name]
     return before - len(graph)
 
@@ -114,14 +114,20 @@ def _into_both_layers(value: ir.Value, factor: Array) -> bool:
 
 
 def _into_layers_after(node: ir.Node, value: ir.Value, constant: Array) -> bool:
-    """Where linear layers are all that reads it; a shift only where they have one already, and it costs no more."""
+    """Where linear layers are all that reads it; a shift only where they have one already, and it costs no more.
+
+    The constant may not be what gives the value its channels, so these have to be known.
+    """
+    channels = value.shape[-1] if value.shape else None
     layers = []
     for use in node.outputs[0].uses():
         addition = _only_user(use.node.outputs[0])
         layer = (addition and _layer_of(addition.outputs[0])) or _layer_of(use.node.outputs[0])
         if layer is None or layer.product is not use.node:
             return False
-        if not _per_channel(constant, len(layer.weights)) or (node.op_type == "Add" and layer.addition is None):
+        if channels != len(layer.weights) or not _per_channel(constant, len(layer.weights)):
+            return False
+        if node.op_type == "Add" and layer.addition is None:
             return False
         layers.append(layer)
     for layer in layers:

@@ -102,6 +102,13 @@ def session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
+def onnxruntime_version() -> str:
+    """Of the module: the package that brings it may have another name."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
 @contextmanager
 def _silence() -> Iterator[None]:
     """The exporter speaks of its own insides."""

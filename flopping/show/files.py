@@ -29,6 +29,6 @@ def paths(picture: Path, html: bool, force: bool) -> list[Path]:
 def write(view: View, image: str, files: list[Path]) -> None:
     """Write what `paths` has found; `image` is what the image is called."""
     contents = [png(view) if path.suffix != ".html" else page(view, image).encode() for path in files]
-    with ExitStack() as all_of_them:  # if one can't be written, none is
+    with ExitStack() as all_of_them:  # none has its name before there was room for all
         for path, content in zip(files, contents, strict=True):
             all_of_them.enter_context(whole(path)).write_bytes(content)

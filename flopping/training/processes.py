@@ -13,9 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from flopping.training.stops import StoppedError
+from flopping.training.stops import AloneError
 
 T = TypeVar("T")
+_GLOO = "/gloo/"
+"""In what torch's processes on CPUs say when they fail: the file of its code that noticed."""
 
 
 class AgreedError(ValueError):
@@ -80,15 +82,16 @@ class World:
 
     @contextmanager
     def in_touch(self, meanwhile: Callable[[], str] = str) -> Iterator[None]:
-        """Within it, a process that can't reach the others stops: one of them has ended, and has said why."""
+        """Within it, a process that can't reach the others stops, and says so itself: they may be gone."""
         try:
             yield
         except RuntimeError as error:
-            if self.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            if self.size == 1 or not (isinstance(error, dist.DistError) or _GLOO in str(error)):
                 raise
-            raise StoppedError(
-                f"process {self.rank} can't reach the others: one of them has ended, see what it said. {meanwhile()}Go"
-                " on with --resume"
+            reason = str(error).strip().splitlines()[0]
+            raise AloneError(
+                f"process {self.rank} can't work with the others ({reason}). If one of them has ended before, it has"
+                f" said why. {meanwhile()}Go on with --resume"
             ) from error
 
 

@@ -32,7 +32,7 @@ from flopping.training.processes import World
 from flopping.training.progress import Pace, Progress, Window
 from flopping.training.stops import AskedError, InterruptedRunError, Signals, StoppedError
 from flopping.training.unreadable import Unreadable
-from flopping.whole import FULL
+from flopping.whole import remedy
 from flopping.wording import counted
 
 MOST_STEPS = {"cpu": 1, "cuda": 10}
@@ -264,8 +264,7 @@ class Trainer:
             try:
                 path = self.keeper.write(self.progress.step, score, self.config, weights, average, state)
             except OSError as error:
-                remedy = "Free some space" if error.errno in FULL else "Let it be written to"
-                problem = f"{error.strerror}. {self._last_good()}{remedy}, then go on with --resume"
+                problem = f"{error.strerror}. {self._last_good()}{remedy(error)}, then go on with --resume"
         problem = self.world.agree(problem)
         if problem is not None:
             raise StoppedError(problem)
