@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flopping.bench.drawing import COLOURS, INK, WIDTH, finished, render, style
+from flopping.bench.drawing import BACKGROUND, COLOURS, INK, WIDTH, finished, render, style
 from flopping.training.images import Source
 from flopping.whole import whole
 
@@ -89,14 +89,16 @@ def _costs(axes: Any, outcomes: Sequence[Outcome]) -> None:
         f"FLOPs per image\n{equivariant.flops / 1e6:.1f} M of {ordinary.flops / 1e6:.1f} M": (
             equivariant.flops / ordinary.flops
         ),
-        f"time to train\n{equivariant.speed:.0f} to {ordinary.speed:.0f} images/s": ordinary.speed / equivariant.speed,
+        f"time to train\n{equivariant.speed:.0f} against {ordinary.speed:.0f} images/s": (
+            ordinary.speed / equivariant.speed
+        ),
     }
     axes.barh(list(rows), list(rows.values()), color=_colours()[1], height=0.5)
     axes.axvline(1.0, color=_colours()[0], lw=1.5)
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     for row, share in enumerate(rows.values()):
-        axes.text(share + 0.02, row, f"{share:.2f}", va="center", color=INK, fontsize=8)
+        axes.text(share - 0.02, row, f"{share:.2f}", ha="right", va="center", color=BACKGROUND, fontsize=8)
     axes.set(title="Equivariant, as a share of ordinary", xlim=(0, max(1.25, *rows.values()) + 0.1))
 
 

@@ -263,6 +263,8 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.py").write_text("from torch import nn\nmade = nn.Flatten()\n")
     refused("Flatten doesn't hand out its features", "photo.png", "--model", "net.py:made")
     refused("'.png' is a suffix without a name", "photo.png", *small, "-o", ".png")
+    Path("lost.png").symlink_to("gone/lost.png")
+    refused("gone' for 'lost.png'", "photo.png", *small, "-o", "lost.png", "--force")
     Path("loop.png").symlink_to("loop.png")
     refused("'loop.png' is a link that leads to itself", "photo.png", *small, "-o", "loop.png", "--force")
     assert not list(tmp_path.glob("*flopping*"))
