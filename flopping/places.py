@@ -36,9 +36,7 @@ def require_place(path: Path, force: bool, *, folder: bool = False, option: str 
     except (OSError, RuntimeError) as error:  # which of them depends on the version of Python
         raise ValueError(f"{str(path)!r} is a link that leads to itself") from error
     if not parent.is_dir():
-        folder_name = str(
-            parent if path.is_symlink() else path.parent
-        )  # as given, unless a link leads elsewhere
+        folder_name = str(parent if path.is_symlink() else path.parent)  # as given, unless a link leads elsewhere
         raise ValueError(f"there is no folder {folder_name!r} for {path.name!r}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"no permission to write in {str(parent)!r}")
