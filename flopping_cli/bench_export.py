@@ -71,8 +71,8 @@ def bench_export(
             code, last = 1, f"An exported graph is not its network: {error}"
         except KeyboardInterrupt:
             code, last = CTRL_C, file.interrupted(len(rows), len(chosen))
-        except OSError as error:  # as a full disk; what is finished is still shown
-            if not rows:
+        except OSError as error:  # as a full disk; what is finished is still shown, unless it was already
+            if json or not rows:
                 raise
             code, last = 1, f"The other rows were not measured: {error}"
     if rows and not json:

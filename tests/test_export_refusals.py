@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import sys
@@ -245,3 +246,20 @@ def test_a_graph_that_is_not_its_network_is_no_result(tmp_path: Path, monkeypatc
     monkeypatch.setattr(onnx_file, "read", wrong)
     with pytest.raises(CheckFailedError):
         compare(PAIR, tmp_path, batch=1, threads=1, repeats=1)
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_a_disk_that_is_full_after_the_first_row(json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is finished is shown: in the table, or it was already."""
+
+    def measured(chosen: object, **options: Any) -> Iterator[Compared]:
+        yield Compared(PAIR, 8, 1, Timing((1.0, 1.1)), Timing((1.5, 1.6)), 1.0, 2.0, 1e-6)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flopping.bench.exported.pairs", lambda names: [PAIR, PAIR])
+    monkeypatch.setattr("flopping.bench.exported.compared", measured)
+    result = run("bench-export", *(["--json"] if json else []))
+    assert result.exit_code == 1, result.output
+    assert result.stdout.count(PAIR.name) == 1
+    assert "No space left on device" in result.stderr
+    assert ("The other rows were not measured" in result.stderr) != json
