@@ -15,7 +15,7 @@ ROOM := build/wheel-check
 TIMM := $(shell sed -n 's/^timm==//p' constraints.txt)
 TIMM_SUITE := build/timm-suite
 TIMM_TESTS := $(TIMM_SUITE)/timm-$(TIMM)/tests/test_models.py
-TIMM_PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/pytest -p timm_plugin -q -W ignore $(TIMM_TESTS)
+TIMM_PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/pytest -p support.timm_plugin -q -W ignore $(TIMM_TESTS)
 
 RESULTS := docs/results
 BUDGET ?= 60
@@ -47,28 +47,30 @@ test-long: $(READY) ## what takes too long for every change: training on every n
 timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (half an hour)
 	$(TIMM_PYTEST) --durations 10
 
-lint: $(READY) ## check style (ruff) and types (mypy)
+lint: $(READY) ## check style (ruff), types (mypy) and layers (import-linter)
 	$(BIN)/ruff check --quiet flopping flopping_cli tests examples tools
 	$(BIN)/ruff format --quiet --check flopping flopping_cli tests examples tools
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
 bench-models: $(READY) ## time the networks against ordinary ones, and see whether the goals are met (minutes)
 	@$(BIN)/flopping bench --goals
 
-results: $(READY) ## measure what docs/results shows, add it there, and draw the report anew (BUDGET minutes and half an hour)
+results: $(READY) ## measure what docs/results shows, add it there, and make the table and the figures anew (BUDGET minutes and an hour)
 	@mkdir -p $(RESULTS)
 	$(BIN)/flopping bench "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S)" -o $(RESULTS)/first.jsonl
 	$(BIN)/flopping bench --goals -o $(RESULTS)/goals.jsonl
 	$(BIN)/flopping bench $(SMALL) --train -o $(RESULTS)/training.jsonl
 	$(BIN)/flopping bench $(SMALL) --latency --mode compiled --mode compiled-frozen -o $(RESULTS)/latency.jsonl
 	$(BIN)/flopping bench --paper --budget $(BUDGET) -o $(RESULTS)/paper.jsonl
-	$(BIN)/flopping report $(RESULTS)/*.jsonl -o $(RESULTS)
+	$(BIN)/flopping report $(RESULTS)/*.jsonl -o build/results
+	cp build/results/table.md build/results/*.png $(RESULTS)
 
 experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10.md (two hours)
 	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --jobs $(JOBS) --report $(RESULTS)/cifar10.md
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
-	@$(BIN)/flopping bench-layers
+	@$(BIN)/flopping bench layers
 
 docs: $(READY) ## build the documentation as a site in build/site; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "The site is build/site/index.html; for its search box, serve it: $(BIN)/python -m http.server -d build/site"

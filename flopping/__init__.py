@@ -6,8 +6,8 @@ from flopping import models, nn, testing
 from flopping.checkpoints import load_reference
 from flopping.features import Feature, Layout
 from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
-from flopping.irreps import Irrep
-from flopping.symmetries import Symmetry
+from flopping.groups.irreps import Irrep
+from flopping.groups.symmetries import Symmetry
 
 __version__ = version("flopping")
 

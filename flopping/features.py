@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from flopping.groups import Group, get_group
-from flopping.representations import Cost, cost
+from flopping.groups.representations import Cost, cost
 
 Feature = tuple[Tensor, ...]
+Device = torch.device | str | None
+Dtype = torch.dtype | None
 
 
 def is_symbolic(value: object) -> bool:
@@ -196,13 +198,10 @@ class Layout:
             return parts[0]
         return torch.cat([p if d == 1 else p.flatten(-2) for p, d in zip(parts, self.irrep_dims, strict=True)], -1)
 
-    def parts(
-        self, feature: Feature, who: str = "feature", leading: int | None = None, invariant_only: bool = False
-    ) -> Feature:
+    def parts(self, feature: Feature, who: str = "feature", leading: int | None = None) -> Feature:
         """The parts of a feature; what is not one of this layout is refused, showing its shapes.
 
-        `leading` says how many axes stand before the channels: 2 for tokens (B, N), 3 for maps (B, H, W). With
-        `invariant_only` the feature is one whose parts but the trivial irrep have no channels.
+        `leading` says how many axes stand before the channels: 2 for tokens (B, N), 3 for maps (B, H, W).
 
         >>> from flopping import flop
         >>> _ = Layout(flop, (3, 2)).parts((torch.zeros(4, 3), torch.zeros(4, 3)))
@@ -215,8 +214,6 @@ class Layout:
         if is_symbolic(feature):
             return tuple(feature[i] for i in range(len(self.multiplicities)))
         wanted = self.part_shapes
-        if invariant_only:
-            wanted = (wanted[0], *((*shape[:-1], 0) for shape in wanted[1:]))
         if not isinstance(feature, (tuple, list)) or any(not isinstance(part, Tensor) for part in feature):
             kind = f"a tensor of shape {tuple(feature.shape)}" if isinstance(feature, Tensor) else repr(feature)
             raise TypeError(f"{who}: a feature of {self} is a tuple of {len(wanted)} tensors, got {kind}")
@@ -262,11 +259,7 @@ class Layout:
         return torch.cat([part[:, :prefix], self.group.act(element, places, (1, 2)).flatten(1, 2)], 1)
 
     def random(
-        self,
-        *leading: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        self, *leading: int, generator: torch.Generator | None = None, dtype: Dtype = None, device: Device = None
     ) -> Feature:
         """A normally distributed feature with the given leading axes."""
         return tuple(

@@ -8,11 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli import (
-    bench,
+from flopping_cli import (  # noqa: F401 - they register their commands
     bench_export,
-    bench_layers,
-    bench_loader,
     convert,
     count,
     experiment,
@@ -26,27 +23,9 @@ from flopping_cli import (
     train,
     verify,
 )
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import Quiet, app, progress_console
 
-__all__ = [
-    "app",
-    "bench",
-    "bench_export",
-    "bench_layers",
-    "bench_loader",
-    "convert",
-    "count",
-    "experiment",
-    "export",
-    "models",
-    "predict",
-    "probe",
-    "recipes",
-    "report",
-    "show",
-    "train",
-    "verify",
-]
+__all__ = ["app"]
 
 
 def _version(wanted: bool) -> None:
@@ -77,7 +56,7 @@ def demo(
 
     Example: flopping demo -o build/demo
     """
-    from flopping.demo import demo as run
+    from flopping.lab.demo import demo as run
 
-    with refusals(), train.run_ends(Console(stderr=True), output, again="the same command"):
+    with train.report_end(Console(stderr=True), output, again="the same command"):
         run(Console(), output, progress=progress_console(quiet))

@@ -1,37 +1,67 @@
-"""`flopping bench`: what networks cost on the clock and in memory."""
+"""`flopping bench`: time and memory of networks; time of layers, and of loading images."""
 
 from __future__ import annotations
 
+import json as json_module
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flopping_cli.common import CTRL_C, Quiet, app, progress_console, refusals, say
+from flopping_cli.common import CTRL_C, Commands, Quiet, app, progress_console, say, stopped
 from flopping_cli.report import Format, chosen_format, print_rows
+from flopping_cli.train import (
+    Changes,
+    Compile,
+    Data,
+    Device,
+    HiddenChunk,
+    MicroBatch,
+    Model,
+    RecipeName,
+    Root,
+    Workers,
+    build_job,
+)
 
 if TYPE_CHECKING:
-    from flopping.bench.records import Record
+    from flopping.cost.records import Record
 
 
-@app.command()
-def bench(
+class BenchGroup(Commands):
+    """Passes arguments that begin with none of its commands to the command `networks`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in self.commands:
+            args = ["networks", *args]
+        return super().parse_args(ctx, args)
+
+
+bench = typer.Typer(cls=BenchGroup, help="Measure networks; or layers, loading of images, exported networks.")
+app.add_typer(bench, name="bench")
+
+Out = Annotated[
+    Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")]
+MARKS = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
+
+
+@bench.command()
+def networks(
     models: Annotated[
         list[str] | None,
         typer.Argument(help='The paper\'s names ("E(ViT-S)"), registered names, or FILE.py:ATTRIBUTE.'),
     ] = None,
     paper: Annotated[
-        bool, typer.Option("--paper", help="All rows of the paper's table that memory and --budget allow.")
+        bool, typer.Option("--paper", help="All rows of the paper's table, small networks first.")
     ] = False,
     goals: Annotated[
         bool, typer.Option("--goals", help="The networks whose speed-up is promised, and whether it is reached.")
@@ -55,16 +85,14 @@ def bench(
         typer.Option(min=1, help="Timed rounds: 100 on CUDA; on a CPU 30, or as many as take 50 s, 10 at least."),
     ] = None,
     warmup: Annotated[int | None, typer.Option(min=0, help="Runs before: 10 on CUDA, 3 on a CPU.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
+    threads: Threads = None,
     budget: Annotated[
-        float | None, typer.Option(min=0.1, help="Minutes: what would take longer is left out, and named.")
+        float | None, typer.Option(min=0.1, help="With --paper or --goals: minutes after which no family is begun.")
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Keep compiled code here; by default it is compiled anew, and thrown away.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
-    ] = None,
+    out: Out = None,
     form: Annotated[Format | None, typer.Option("--format", help="What to print; a table by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
     quiet: Quiet = False,
@@ -72,52 +100,48 @@ def bench(
     """Measure throughput or latency, and peak memory, of networks beside their ordinary twins.
 
     The networks run in turn in one process; ratios are of neighbouring runs. Each gets a process of its own for its
-    memory. Ctrl-C keeps what was measured.
+    memory. Ctrl-C keeps what was measured. `flopping bench layers`, `loader` and `export` measure other things.
 
     Examples: flopping bench "E(ViT-S)"; flopping bench "E(ViT-S)" resnet50 --train -o a.jsonl; flopping bench --paper
     """
-    from flopping.bench.goals import goal_cases
-    from flopping.bench.measure import Session
-    from flopping.bench.plan import cases, check_device, default_device, families, protocol_for, settings
-    from flopping.bench.records import to_line
-    from flopping.cores import usable_cores
+    from flopping.cost.measure import Session
+    from flopping.cost.plan import cases, check_device, families, protocol_for, rows_of_the_paper, settings
+    from flopping.cost.records import to_line
+    from flopping.errors import UsageError
+    from flopping.lab.bench.goals import goal_cases, verdicts
+    from flopping.machine import usable_cores
 
-    with refusals():
-        if os.name != "posix":
-            raise ValueError("flopping bench needs Linux or macOS: it starts and ends processes as these do")
-        form = chosen_format(form, json) or Format.table
-        names = _names(models, paper, goals)
-        if latency and (train or batch not in (None, 1)):
-            got = "--train" if train else f"--batch {batch}"
-            raise ValueError(f"--latency is inference with batch 1, got {got}")
-        on = "cpu" if goals else default_device() if device is None else check_device(device)
-        protocol = protocol_for(on)
-        protocol = replace(
-            protocol,
-            batch=1 if latency else batch or protocol.batch,
-            warmup=protocol.warmup if warmup is None else warmup,
-            repeats=repeats or protocol.repeats,
-            seconds=protocol.seconds if repeats is None else None,
+    if os.name != "posix":
+        raise UsageError("flopping bench needs Linux or macOS: it starts and ends processes as these do")
+    form = chosen_format(form, json) or Format.table
+    if bool(models) + paper + goals != 1:
+        raise UsageError(
+            'say what to measure, in one of three ways: names of networks, e.g. "E(ViT-S)", --paper, --goals'
         )
-        if goals:
-            _refuse_with_goals(
-                {
-                    "--mode": mode,
-                    "--dtype": dtype,
-                    "--batch": batch,
-                    "--threads": threads,
-                    "--baseline": baseline,
-                    "--device": device,
-                    "--train": train,
-                    "--latency": latency,
-                }
-            )
-            chosen = goal_cases()
-        else:
-            modes, dtypes = dict.fromkeys(mode or ["compiled"]), dict.fromkeys(dtype or [protocol.dtype])
-            made = settings(modes, dtypes, on, protocol.batch, threads or usable_cores(), train)
-            chosen = cases(names, made, baseline)
-        check_out(out)
+    if latency and (train or batch not in (None, 1)):
+        got = "--train" if train else f"--batch {batch}"
+        raise UsageError(f"--latency is inference with batch 1, got {got}")
+    if budget is not None and models:
+        raise UsageError(f"--budget goes with --paper or --goals, got --budget {budget:g} with names of networks")
+    on = "cpu" if goals else check_device(device)
+    protocol = protocol_for(on)
+    protocol = replace(
+        protocol,
+        batch=1 if latency else batch or protocol.batch,
+        warmup=protocol.warmup if warmup is None else warmup,
+        repeats=repeats or protocol.repeats,
+        seconds=protocol.seconds if repeats is None else None,
+    )
+    if goals:
+        own = {"--mode": mode, "--dtype": dtype, "--batch": batch, "--threads": threads, "--baseline": baseline}
+        own |= {"--device": device, "--train": train, "--latency": latency}
+        if excluded := [name for name, value in own.items() if value]:
+            raise UsageError(f"goals are set for settings of their own: leave out --goals or {', '.join(excluded)}")
+        chosen = goal_cases()
+    else:
+        modes, dtypes = dict.fromkeys(mode or ["compiled"]), dict.fromkeys(dtype or [protocol.dtype])
+        made = settings(modes, dtypes, on, protocol.batch, threads or usable_cores(), train)
+        chosen = cases(models or rows_of_the_paper(), made, baseline)
     records: list[Record] = []
     file = RecordFile(out)
 
@@ -128,15 +152,17 @@ def bench(
             typer.echo(to_line(record))
 
     interrupted = False
-    with _bar(quiet) as progress:
+    columns = BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False)
+    with Progress(*columns, console=progress_console(quiet), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
         session = Session(
             protocol,
             keep,
-            command=command_line(),
+            command=shlex.join(["flopping", *sys.argv[1:]]),
             budget=budget and 60 * budget,
             cache=cache,
             device=on,
-            progress=progress,
+            progress=lambda text, share: bar.update(task, description=text, completed=share),
         )
         try:
             session.measure(families(chosen) if paper or goals else [chosen])
@@ -145,115 +171,134 @@ def bench(
     if records and form is not Format.jsonl:
         print_rows(records, form)
         if goals:
-            _print_goals(records)
-    whole = file.whole
+            table = Table("network", "mode", "speed-up", "goal", "", title="Goals", title_justify="left")
+            for v in verdicts(records):
+                table.add_row(v.name, v.mode, f"{v.speedup:.2f}", f"{v.goal:.2f}", MARKS[v.met])
+            Console().print(table)
     if interrupted:
         say(file.interrupted(len(records), len(chosen)))
         raise typer.Exit(CTRL_C)
-    if not whole or not any(record.seconds for record in records):
+    if file.unwritten or not any(record.seconds for record in records):
         raise typer.Exit(1)
 
 
-def _names(models: list[str] | None, paper: bool, goals: bool) -> list[str]:
-    from flopping.bench.plan import rows_of_the_paper
-
-    if bool(models) + paper + goals != 1:
-        raise ValueError(
-            'say what to measure, in one of three ways: names of networks, e.g. "E(ViT-S)", --paper, --goals'
-        )
-    return models or (rows_of_the_paper() if paper else [])
-
-
-def _refuse_with_goals(given: dict[str, object]) -> None:
-    excluded = [name for name, value in given.items() if value]
-    if excluded:
-        raise ValueError(f"goals are set for settings of their own: leave out --goals or {', '.join(excluded)}")
-
-
 class RecordFile:
-    """Where records go, if anywhere. If some can't be written, all are still measured and shown."""
+    """The file of records, if one was asked for. If some cannot be written, measuring goes on.
+
+    A file that has other content than records, or cannot be written, is refused before the work begins.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.written = 0
-        self.unwritten: list[OSError] = []
+        from flopping.cost.records import read
+        from flopping.errors import as_usage_error
+
+        self.path, self.written, self.unwritten = path, 0, 0
+        if path is not None:
+            new = not path.exists()
+            if not new and (path.is_dir() or path.stat().st_size):
+                read(path)
+            with as_usage_error(OSError), path.open("a", encoding="utf-8"):
+                pass
+            if new:  # it comes with the first record
+                path.unlink()
 
     def add(self, records: list[Record]) -> None:
-        from flopping.bench.records import append
+        from flopping.cost.records import append
+        from flopping.errors import pluralize
 
         if self.path is not None:
             try:
                 append(self.path, records)
                 self.written += len(records)
             except OSError as error:
-                self.unwritten += [error] * len(records)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all were written; if not, it is said."""
-        from flopping.wording import counted
-
-        if self.unwritten:
-            reason = self.unwritten[0].strerror or self.unwritten[0]
-            say(f"{counted(len(self.unwritten), 'record')} could not be written to {self.path}: {reason}")
-        return not self.unwritten
+                self.unwritten += len(records)
+                lost = pluralize(len(records), "record")
+                say(f"{lost} could not be written to {self.path}: {error.strerror or error}")
 
     def interrupted(self, measured: int, wanted: int) -> str:
-        """What is left of the rows that were wanted."""
-        from flopping.wording import counted
+        from flopping.errors import pluralize
 
-        kept = f", {counted(self.written, 'record')} kept in {self.path}" if self.written else ""
+        kept = f", {pluralize(self.written, 'record')} kept in {self.path}" if self.written else ""
         return f"Interrupted: {measured} of {wanted} rows were measured{kept}."
 
 
-def check_out(out: Path | None) -> None:
-    """Records are only added to a file that has records, and nobody waits an hour to learn that it can't be written."""
-    from flopping.bench.records import read
+@bench.command()
+def layers(
+    width: Annotated[int, typer.Option(help="Channels; heads have 64.")] = 768,
+    group: Annotated[str, typer.Option(help="The group of the equivariant layers.")] = "flop",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 50,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time equivariant layers against ordinary ones, interleaved in one run, in float32.
 
-    if out is not None:
-        if out.exists() and (out.is_dir() or out.stat().st_size):
-            read(out)
-        new = not out.exists()
-        with out.open("a", encoding="utf-8"):
-            pass
-        if new:  # it comes with the first record
-            out.unlink()
+    Example: flopping bench layers --repeats 100
+    """
+    import torch
 
+    from flopping.groups import get_group
+    from flopping.lab.bench.layers import bench_layers, caption
 
-def command_line() -> str:
-    return shlex.join(["flopping", *sys.argv[1:]])
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[str, float], object]]:
-    """A bar on standard error: share of the time, what is being done, minutes left."""
-    columns = (
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-        TextColumn("{task.description}", markup=False),
-    )
-    from flopping.bench.pace import minutes
-
-    start = monotonic()
-    with Progress(*columns, console=progress_console(quiet), transient=True) as bar:
-        task = bar.add_task("", total=1.0, left="")
-
-        def progress(text: str, left: float) -> None:
-            passed = monotonic() - start
-            share = passed / (passed + max(left, 1.0))
-            bar.update(task, completed=share, left=f"about {minutes(left)} left")
-            if text:
-                bar.update(task, description=text)
-
-        yield progress
+    torch.set_num_threads(threads)
+    with Progress(console=progress_console(quiet), transient=True) as bar:
+        chosen = get_group(group)
+        task = bar.add_task("eager, then compiled", total=2 * repeats)
+        results = list(bench_layers(width, chosen, repeats=repeats, progress=lambda: bar.advance(task)))
+    if json:
+        for r in results:
+            typer.echo(json_module.dumps({**asdict(r), "met": r.met}))
+        return
+    columns = "name", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", ""
+    table = Table(*columns, caption=caption(width, repeats), caption_justify="left")
+    for r in results:
+        times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f}"
+        table.add_row(r.name, r.mode, *times, "" if r.bar is None else f"{r.bar:.2f}", MARKS[r.met])
+    console = Console()
+    console.print(table)
+    console.print(f"{threads} threads, torch {torch.__version__}.")
 
 
-def _print_goals(records: list[Record]) -> None:
-    from flopping.bench.goals import verdicts
+@bench.command()
+def loader(
+    recipe: RecipeName,
+    changes: Changes = None,
+    data: Data = "",
+    model: Model = "",
+    root: Root = None,
+    micro_batch: MicroBatch = None,
+    chunk: HiddenChunk = None,
+    device: Device = "auto",
+    workers: Workers = None,
+    compile: Compile = True,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long each of the three is timed.")] = 10.0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time how fast images are read and augmented, how fast a network trains, and both together.
 
-    table = Table("network", "mode", "speed-up", "goal", "", title="Goals", title_justify="left")
-    marks = {True: "[green]met[/green]", False: "[red]missed[/red]"}
-    for v in verdicts(records):
-        table.add_row(v.name, v.mode, f"{v.speedup:.2f}", f"{v.goal:.2f}", marks[v.met])
-    Console().print(table)
+    Examples: flopping bench loader deit3_base --model "E(ViT-B)" --data imagenet/;
+    flopping bench loader fashion_vit --data fashion-mnist --workers 0
+    """
+    from flopping.data.loader import default_workers
+    from flopping.errors import RunStoppedError
+    from flopping.lab.bench.loader import measure
+    from flopping.training.job import RunOptions
+
+    job = build_job(recipe, changes, data, model, root, micro_batch or chunk)
+    machine = RunOptions(device, default_workers() if workers is None else workers, compile)
+    try:
+        found = measure(job, machine, progress_console(quiet), seconds)
+    except RunStoppedError as stop:
+        say(stopped(str(stop)))
+        raise typer.Exit(1) from stop
+    if json:
+        typer.echo(json_module.dumps(found.as_dict()))
+        return
+    table = Table("", "images/s", "")
+    table.add_row("loader", f"{found.loader:.0f}", f"{found.workers} worker processes, on {found.cores} cores")
+    table.add_row("network", f"{found.network:.0f}", f"training steps of {job.model} on images that are in memory")
+    table.add_row("together", f"{found.together:.0f}", f"{100 * found.waiting:.1f} % of the time spent on waiting")
+    console = Console()
+    console.print(table)
+    console.print(found.verdict, highlight=False)

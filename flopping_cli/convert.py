@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
-from flopping_cli.common import Quiet, app, refusals, working
+from flopping_cli.common import Commands, Quiet, app, show_status
 
-convert = typer.Typer(no_args_is_help=True, help="Rewrite checkpoints from elsewhere, so that timm loads them by name.")
+convert = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Rewrite checkpoints from elsewhere, so that timm loads them by name."
+)
 app.add_typer(convert, name="convert")
 
 
@@ -41,7 +43,7 @@ def convert_reference(
 
     Example: flopping convert reference vit_s.pth -o vit_s.safetensors
     """
-    with refusals(), working("Converting", quiet):
+    with show_status("Converting", quiet):
         from flopping.checkpoints import convert_reference as run
 
         made = run(
@@ -65,7 +67,9 @@ def convert_reference(
 
 def _size(text: str) -> int | tuple[int, int]:
     """Height and width from `H` or `H,W`."""
+    from flopping.errors import UsageError
+
     numbers = [int(number) if number.isdecimal() else 0 for number in text.split(",")]
     if len(numbers) > 2 or not all(numbers):
-        raise ValueError(f"--img-size is one positive number or two, as in 224 or 224,288; got {text!r}")
+        raise UsageError(f"--img-size is one positive number or two, as in 224 or 224,288; got {text!r}")
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

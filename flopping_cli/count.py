@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, refusals, working
+from flopping_cli.common import Quiet, app, show_status
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from flopping.bench.count import Count
+    from flopping.cost.count import Count
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,22 @@ def count(
 
     Examples: flopping count "E(ViT-S)"; flopping count "E(ViT-S)" --train --batch 64; flopping count my_net.py:build
     """
-    with refusals(), working("Counting", quiet):
+    with show_status("Counting", quiet):
         model, counted, shape = _count(target, img_size, batch, train)
         ordinary = _ordinary_name(target)
         beside = None if ordinary is None else _count(ordinary, img_size, batch, train)[1]
     rows = _rows(model, counted)
     deepest = depth if depth is not None or json else 2
     shown = [row for row in rows if deepest is None or row.depth <= deepest]
-    ratio = None if beside is None else counted.flops / beside.flops
+    whole = Row("", type(model).__name__, 0, counted.macs, counted.flops, 1.0)
     if json:
         for row in shown:
             typer.echo(json_module.dumps(asdict(row)))
-        x = (
-            {}
-            if beside is None
-            else {"ordinary": ordinary, "ordinary_macs": beside.macs, "ordinary_flops": beside.flops}
-        )
-        typer.echo(
-            json_module.dumps({**asdict(_whole(model, counted)), **x, **({} if ratio is None else {"ratio": ratio})})
-        )
+        x: dict[str, object] = {}
+        if beside is not None:
+            x = {"ordinary": ordinary, "ordinary_macs": beside.macs, "ordinary_flops": beside.flops}
+            x["ratio"] = counted.flops / beside.flops
+        typer.echo(json_module.dumps({**asdict(whole), **x}))
         return
     step = "A training step" if train else "A forward pass"
     caption = (
@@ -81,12 +78,11 @@ def count(
     table = Table("layer", "type", caption=caption, caption_justify="left")
     for name in ("MACs M", "FLOPs M", "share"):
         table.add_column(name, justify="right")
-    for row in (*shown, _whole(model, counted)):
-        if not row.name:
+    for row in (*shown, whole):
+        if row is whole:
             table.add_section()
-        table.add_row(
-            row.name or "total", row.layer, f"{row.macs / 1e6:,.2f}", f"{row.flops / 1e6:,.2f}", f"{row.share:.1%}"
-        )
+        figures = f"{row.macs / 1e6:,.2f}", f"{row.flops / 1e6:,.2f}", f"{row.share:.1%}"
+        table.add_row(row.name or "total", row.layer, *figures)
     console = Console()
     longest = max((len(row.name) + len(row.layer) for row in shown), default=0)
     console.width = max(console.width, longest + 50)  # names are never cut
@@ -94,7 +90,7 @@ def count(
     if beside is not None:
         console.print(
             f"{ordinary} has {beside.macs / 1e6:,.2f} M MACs and {beside.flops / 1e6:,.2f} M FLOPs:"
-            f" this is {counted.macs / beside.macs:.3f} and {ratio:.3f} of it."
+            f" this is {counted.macs / beside.macs:.3f} and {counted.flops / beside.flops:.3f} of it."
         )
 
 
@@ -102,17 +98,16 @@ def _count(target: str, img_size: int | None, batch: int, train: bool) -> tuple[
     """Load a network without memory for its weights, where that is possible, and count it, for an input of a shape."""
     import torch
 
-    from flopping.bench.count import count as run
-    from flopping.targets import example_input, load_without_numbers
+    from flopping.cost.count import count as run
+    from flopping.errors import as_usage_error
+    from flopping.models.targets import example_input, load_on_meta
 
-    model = load_without_numbers(target, img_size)
+    model = load_on_meta(target, img_size)
     x = example_input(model, img_size, torch.float32)
     sizes = tuple(x.shape[1:]) if isinstance(x, torch.Tensor) else tuple(tuple(part.shape[1:]) for part in x)
-    try:
+    context = f"{type(model).__name__} can't be counted for an input of {sizes}"
+    with as_usage_error(AssertionError, RuntimeError, TypeError, ValueError, context=context):
         return model, run(model, sizes, batch, training=train), " x ".join(map(str, sizes))
-    except (AssertionError, RuntimeError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{type(model).__name__} can't be counted for an input of {sizes}: {reason}") from error
 
 
 def _ordinary_name(target: str) -> str | None:
@@ -129,14 +124,9 @@ def _ordinary_name(target: str) -> str | None:
 
 def _rows(model: nn.Module, counted: Count) -> list[Row]:
     """Layers that did something, in the order of the network."""
-    found = []
-    for name, module in model.named_modules():
-        if name in counted.layers:
-            layer = counted.layers[name]
-            share = layer.flops / counted.flops
-            found.append(Row(name, type(module).__name__, name.count(".") + 1, layer.macs, layer.flops, share))
-    return found
-
-
-def _whole(model: nn.Module, counted: Count) -> Row:
-    return Row("", type(model).__name__, 0, counted.macs, counted.flops, 1.0)
+    found = ((name, module, counted.layers.get(name)) for name, module in model.named_modules())
+    return [
+        Row(name, type(module).__name__, name.count(".") + 1, layer.macs, layer.flops, layer.flops / counted.flops)
+        for name, module, layer in found
+        if layer is not None
+    ]

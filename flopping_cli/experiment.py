@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli.common import Quiet, app, progress_console, refusals, say
-from flopping_cli.train import INTERRUPTED, Compile, Device, Workers, say_stopped
+from flopping_cli.common import INTERRUPTED, Quiet, app, progress_console, say, stopped
+from flopping_cli.train import Compile, Device, Workers
 
 
 @app.command()
@@ -38,48 +38,41 @@ def experiment(
 
     Example: flopping experiment cifar10 --data cifar10/ -o build/experiment-cifar10 --report cifar10.md
     """
-    from flopping.bench.drawing import require_matplotlib
-    from flopping.experiments.folder import Folder
-    from flopping.experiments.page import write
-    from flopping.experiments.plan import load
-    from flopping.experiments.running import Runner
-    from flopping.training.job import Machine
-    from flopping.training.loader import default_workers
-    from flopping.training.processes import chosen_device
-    from flopping.training.stops import InterruptedRunError, StoppedError
+    from flopping.data.loader import default_workers
+    from flopping.errors import RunInterruptedError, RunStoppedError, UsageError
+    from flopping.lab.drawing import require_matplotlib
+    from flopping.lab.experiment.plan import load
+    from flopping.lab.experiment.runs import Experiment, Runner
+    from flopping.lab.experiment.summary import write_report
+    from flopping.training.distributed import resolve_device
+    from flopping.training.job import RunOptions
 
-    console, progress = Console(stderr=True), progress_console(quiet)
     options = [] if device == "auto" else ["--device", device]
     options += [] if workers is None else ["--workers", str(workers)]
     options += [] if compile else ["--no-compile"]
     words = ["flopping", "experiment", name, "--data", data, "-o", str(output), "--report", str(report)]
     words += [] if scale == 1 else ["--scale", f"{scale:g}"]
     words += [] if jobs == 1 else ["--jobs", str(jobs)]
-    command = shlex.join([*words, *options])
-
-    def tell(text: str) -> None:
-        say(text, progress)
-
-    with refusals():
-        require_matplotlib()
-        if report.suffix != ".md":
-            raise ValueError(f"the report is a page of Markdown: --report ends in .md, got {str(report)!r}")
-        folder = Folder(output, load(name), data, scale)
-        options += ["--quiet"] if quiet else []
-        machine = Machine(str(chosen_device(device)), default_workers() if workers is None else workers, compile)
-        runner = Runner(folder, options, machine, tell, lambda: write(folder, report, command), jobs)
-        try:
-            if not only_report:
-                runner.run()
-        except InterruptedRunError as stop:
-            say(str(stop))
-            raise typer.Exit(INTERRUPTED) from stop
-        except StoppedError as stop:
-            say_stopped(console, str(stop))
-            raise typer.Exit(1) from stop
-        write(folder, report, command)
-        finished = len(folder.all_finished())
-        if not finished:
-            raise ValueError(f"nothing has finished in {str(output)!r} yet: there is nothing to report")
-    found = {"report": str(report), "finished": finished, "runs": len(folder.plan.runs)}
-    typer.echo(json_module.dumps(found) if json else f"The report is {report}")
+    command, progress = shlex.join([*words, *options]), progress_console(quiet)
+    require_matplotlib()
+    if report.suffix != ".md":
+        raise UsageError(f"the report is a page of Markdown: --report ends in .md, got {str(report)!r}")
+    found = Experiment(output, load(name), data, scale)
+    options += ["--quiet"] if quiet else []
+    machine = RunOptions(str(resolve_device(device)), default_workers() if workers is None else workers, compile)
+    try:
+        if not only_report:
+            runner = Runner(found, options, machine, lambda text: say(text, progress), jobs)
+            runner.run(lambda: write_report(found, report, command))
+    except RunInterruptedError as stop:
+        say(str(stop))
+        raise typer.Exit(INTERRUPTED) from stop
+    except RunStoppedError as stop:
+        say(stopped(str(stop)), Console(stderr=True))
+        raise typer.Exit(1) from stop
+    write_report(found, report, command)
+    finished = len(found.all_finished())
+    if not finished:
+        raise UsageError(f"nothing has finished in {str(output)!r} yet: there is nothing to report")
+    result = {"report": str(report), "finished": finished, "runs": len(found.plan.runs)}
+    typer.echo(json_module.dumps(result) if json else f"The report is {report}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals, say
+from flopping_cli.common import Quiet, app, progress_console, say
 
 
 @app.command()
@@ -41,27 +41,26 @@ def export(
     Examples: flopping export runs/last -o model.onnx; flopping export "E(ViT-S)" -o e-vit-s.pt2;
     flopping export runs/last/best -o shared/my-model/ --average
     """
-    with refusals():
-        from flopping.export import CheckFailedError, ExportError
-        from flopping.export import export as write
+    from flopping.deploy import CheckFailedError, ExportError
+    from flopping.deploy import export as write
 
-        shown = progress_console(quiet)
-        try:
-            with shown.status("") as status:
-                found = write(
-                    model,
-                    output,
-                    batch=batch,
-                    opset=opset,
-                    img_size=img_size,
-                    average=average,
-                    force=force,
-                    progress=lambda text: status.update(escape(text)),
-                )
-        except (CheckFailedError, ExportError) as error:
-            what = f"{output} was not written: " if isinstance(error, CheckFailedError) else ""
-            say(f"{what}{error}")
-            raise typer.Exit(1) from error
+    shown = progress_console(quiet)
+    try:
+        with shown.status("") as status:
+            found = write(
+                model,
+                output,
+                batch=batch,
+                opset=opset,
+                img_size=img_size,
+                average=average,
+                force=force,
+                progress=lambda text: status.update(escape(text)),
+            )
+    except (CheckFailedError, ExportError) as error:
+        what = f"{output} was not written: " if isinstance(error, CheckFailedError) else ""
+        say(f"{what}{error}")
+        raise typer.Exit(1) from error
     if json:
         typer.echo(json_module.dumps(found.as_dict()))
         return

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
+from flopping_cli.common import Quiet, app, progress_console
 
 WIDTH = 130
 """Columns that the table needs."""
@@ -28,50 +28,30 @@ def models(
 
     Examples: flopping models; flopping models "E(*)"; flopping models "deit3_*" --json
     """
-    from rich.progress import Progress
+    from rich.progress import track
 
+    from flopping.cost.overview import count_network, describe_columns, match_names
+    from flopping.errors import UsageError
     from flopping.models.zoo import closest
-    from flopping.overview import names, notes, rows
 
-    chosen = names(pattern)
-    with refusals():
-        if not chosen:
-            raise ValueError(f"no network fits {pattern!r}{closest(pattern)}")
-    with Progress(console=progress_console(quiet), transient=True) as bar:
-        task = bar.add_task("counting", total=len(chosen))
-        found = list(rows(pattern, lambda: bar.advance(task)))
+    chosen = match_names(pattern)
+    if not chosen:
+        raise UsageError(f"no network fits {pattern!r}{closest(pattern)}")
+    shown = track(list(chosen.items()), "counting", console=progress_console(quiet), transient=True)
+    found = [count_network(name, paper) for name, paper in shown]
+    if json:
+        for r in found:
+            met = {"params_met": r.params_met, "flops_met": r.flops_met}
+            typer.echo(json_module.dumps({**asdict(r), **met}, allow_nan=False))
+        return
     marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}
-    table = Table(
-        "paper",
-        "name",
-        "params M",
-        "(paper)",
-        "",
-        "FLOPs G",
-        "(paper)",
-        "",
-        "MACs G",
-        caption=notes(found),
-        caption_justify="left",
-    )
+    columns = "paper", "name", "params M", "(paper)", "", "FLOPs G", "(paper)", "", "MACs G"
+    table = Table(*columns, caption=describe_columns(found), caption_justify="left")
     for r in found:
-        if json:
-            typer.echo(
-                json_module.dumps({**asdict(r), "params_met": r.params_met, "flops_met": r.flops_met}, allow_nan=False)
-            )
         reported = ("", "") if r.reported is None else (f"{r.reported.params_m}", f"{r.reported.flops_g}")
-        table.add_row(
-            r.paper,
-            r.name,
-            f"{r.params / 1e6:.2f}",
-            reported[0],
-            marks[r.params_met],
-            f"{r.flops / 1e9:.3f}",
-            reported[1],
-            marks[r.flops_met],
-            f"{r.macs / 1e9:.3f}",
-        )
-    if not json:
-        console = Console()
-        console.width = max(console.width, WIDTH)  # names are never cut
-        console.print(table)
+        params = f"{r.params / 1e6:.2f}", reported[0], marks[r.params_met]
+        flops = f"{r.flops / 1e9:.3f}", reported[1], marks[r.flops_met]
+        table.add_row(r.paper, r.name, *params, *flops, f"{r.macs / 1e9:.3f}")
+    console = Console()
+    console.width = max(console.width, WIDTH)  # names are never cut
+    console.print(table)

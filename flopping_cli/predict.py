@@ -7,7 +7,7 @@ import io
 import json as json_module
 import sys
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,13 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import CTRL_C, Quiet, app, refusals, say
+from flopping_cli.common import CTRL_C, Quiet, app, say
 from flopping_cli.train import Device
 
 if TYPE_CHECKING:
-    from flopping.classifier import Classifier
-    from flopping.photos import Failed, Photo
-    from flopping.predict import Prediction
+    from flopping.data.photos import Failed
+    from flopping.deploy import Prediction
 
 COLUMNS = ("image", "rank", "label", "class", "probability", "logit")
 MIRROR_COLUMNS = ("mirror_same", "mirror_label", "mirror_difference")
@@ -78,158 +77,114 @@ def predict(
     Examples: flopping predict runs/e-vit-b photos/; flopping predict runs/e-vit-b "*.jpg" --top 1 --format csv;
     find . -name "*.png" | flopping predict runs/e-vit-b - --json; flopping predict "E(ViT-S)" cat.jpg --check-mirror
     """
-    from flopping.photos import pillow_is_quiet
-    from flopping.wording import counted
+    from flopping.data.photos import MAX_PIXELS, Failed, find_photos, silence_pillow
+    from flopping.deploy import open_classifier
+    from flopping.deploy import predict as classify
+    from flopping.errors import UsageError, pluralize
+    from flopping.training.distributed import resolve_device
 
     console = Console(stderr=True)
-    with refusals():
-        if json and form not in (None, Format.jsonl):
-            raise ValueError(f"--json is --format jsonl, got --format {form.value} too")
-        form = Format.jsonl if json else form or Format.table
-        photos, failures = _meant(images)
-        for failure in failures:
-            _complain(console, failure)
-        if not photos:
-            raise ValueError("there are no images to classify")
-        classifier = _opened(target, average, img_size, device, console)
-        results = _Results(form, check_mirror, console)
-        failed, interrupted = len(failures), False
-        try:
-            with pillow_is_quiet():
-                failed += _run(classifier, photos, results, console, top, batch, check_mirror, max_pixels, quiet)
-        except KeyboardInterrupt:  # what is known so far is shown
-            interrupted = True
-        results.finish(quiet)
-    if interrupted:
-        say(f"Interrupted: {results.count} of {counted(len(photos), 'image')} classified.")
-        raise typer.Exit(CTRL_C)
-    if failed:
-        done = f"{counted(results.count, 'image')} {'was' if results.count == 1 else 'were'} classified"
-        say(f"{done}; {failed} could not be used, for the reasons above.", console)
-        raise typer.Exit(1 if results.count else 2)
-
-
-def _meant(images: list[str]) -> tuple[list[Photo], list[Failed]]:
-    """The photos that are meant, and what of it can't be used."""
-    from flopping.photos import Failed, Photo, find_photos
-
-    found = list(find_photos(images, sys.stdin.buffer))
-    return [one for one in found if isinstance(one, Photo)], [one for one in found if isinstance(one, Failed)]
-
-
-def _opened(target: str, average: bool, img_size: int | None, device: str, console: Console) -> Classifier:
-    from flopping.classifier import open_classifier
-    from flopping.training.processes import chosen_device
-
-    classifier = open_classifier(target, average=average, img_size=img_size, device=chosen_device(device))
+    if json and form not in (None, Format.jsonl):
+        raise UsageError(f"--json is --format jsonl, got --format {form.value} too")
+    results = _Results(Format.jsonl if json else form or Format.table, check_mirror, console)
+    photos = []
+    for photo in find_photos(images, sys.stdin.buffer):
+        if isinstance(photo, Failed):
+            results.fail(photo)
+        else:
+            photos.append(photo)
+    if not photos:
+        raise UsageError("there are no images to classify")
+    classifier = open_classifier(target, average=average, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
         say(f"Warning: {classifier.name} has no trained weights here: its answers mean nothing.", console)
-    return classifier
-
-
-def _run(
-    classifier: Classifier,
-    photos: list[Photo],
-    results: _Results,
-    console: Console,
-    top: int,
-    batch: int,
-    check_mirror: bool,
-    max_pixels: int | None,
-    quiet: bool,
-) -> int:
-    """Show what the network says about each photo, and count those that it can't say anything about."""
-    from flopping.photos import MAX_PIXELS, Failed
-    from flopping.predict import predict as run
-
-    failed = 0
-    limit = MAX_PIXELS if max_pixels is None else max_pixels
     # rows that appear in the same terminal are progress enough
     silent = quiet or not console.is_terminal or (results.form is not Format.table and sys.stdout.isatty())
     columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=silent) as bar:
-        task = bar.add_task("", total=len(photos))
-        found = run(classifier, photos, top=top, batch=batch, check_mirror=check_mirror, max_pixels=limit)
-        with closing(found):  # if nobody wants the rest, nothing more is read
-            for result in found:
-                if isinstance(result, Failed):
-                    failed += 1
-                    _complain(console, result)
-                else:
-                    results.add(result)
-                bar.advance(task)
-    return failed
+    options = {"top": top, "batch": batch, "check_mirror": check_mirror, "max_pixels": max_pixels or MAX_PIXELS}
+    interrupted = False
+    try:
+        with (
+            silence_pillow(),
+            Progress(*columns, console=console, transient=True, disable=silent) as bar,
+            closing(classify(classifier, photos, **options)) as found,  # type: ignore[arg-type]
+        ):
+            for result in bar.track(found, len(photos)):
+                results.fail(result) if isinstance(result, Failed) else results.add(result)
+    except KeyboardInterrupt:  # what is known so far is shown
+        interrupted = True
+    results.finish(quiet)
+    if interrupted:
+        say(f"Interrupted: {results.count} of {pluralize(len(photos), 'image')} classified.")
+        raise typer.Exit(CTRL_C)
+    if results.failed:
+        done = f"{pluralize(results.count, 'image')} {'was' if results.count == 1 else 'were'} classified"
+        say(f"{done}; {results.failed} could not be used, for the reasons above.", console)
+        raise typer.Exit(1 if results.count else 2)
 
 
+@dataclass
 class _Results:
     """Predictions on standard output: rows as they come, or a table at the end."""
 
-    def __init__(self, form: Format, check_mirror: bool, console: Console) -> None:
-        self.form, self.check_mirror, self.console = form, check_mirror, console
-        self.kept: list[Prediction] = []
-        self.count = self.same = 0
-        self.difference, self.where = 0.0, ""
+    form: Format
+    check_mirror: bool
+    console: Console
+    kept: list[Prediction] = field(default_factory=list)
+    """For the table."""
+    count: int = 0
+    failed: int = 0
+    same: int = 0
+    """How many mirror images have the same class."""
+    largest: tuple[float, str] = (0.0, "")
+    """The largest difference to a mirror image, and the image."""
+
+    def fail(self, failure: Failed) -> None:
+        self.failed += 1
+        say(f"{shown(failure.name)}: {failure.reason}", self.console)
 
     def add(self, prediction: Prediction) -> None:
-        mirrored = prediction.mirrored
-        if mirrored is not None:
-            self.same += mirrored.same
-            if mirrored.difference >= self.difference:
-                self.difference, self.where = mirrored.difference, prediction.name
+        m = prediction.mirrored
+        if m is not None:
+            self.same += m.same
+            self.largest = max(self.largest, (m.difference, prediction.name))
+        classes = [(one.label, one.number, one.probability, one.logit) for one in prediction.top]
         if self.form is Format.table:
             self.kept.append(prediction)
         elif self.form is Format.jsonl:
-            _write(json_module.dumps(_object(prediction)) + "\n")
+            top = [dict(zip(COLUMNS[2:], one, strict=True)) for one in classes]
+            mirrored = {} if m is None else {"mirrored": asdict(m)}
+            self._write(json_module.dumps({"image": prediction.name, "top": top, **mirrored}) + "\n")
         else:
-            columns = (*COLUMNS, *(MIRROR_COLUMNS if self.check_mirror else ()))
-            _write(_csv([*([] if self.count else [columns]), *_rows(prediction)]))
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            if not self.count:
+                writer.writerow((*COLUMNS, *(MIRROR_COLUMNS if self.check_mirror else ())))
+            change = () if m is None else (str(m.same).lower(), m.label, m.difference)
+            writer.writerows((prediction.name, rank, *one, *change) for rank, one in enumerate(classes, 1))
+            self._write(text.getvalue())
         self.count += 1
 
+    @staticmethod
+    def _write(text: str) -> None:
+        """Write to standard output, at once; names of files that are no UTF-8 keep their bytes."""
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+
     def finish(self, quiet: bool) -> None:
-        """The table, and a sum of what mirroring changes: for people a result, beside rows for machines a note."""
-        if self.form is Format.table and self.kept:
+        """Print the table, and what mirroring changes: beside a table it is a result, beside rows a note."""
+        if self.kept:
             _print_table(self.kept, self.check_mirror)
-        if self.check_mirror and self.count and not (quiet and self.form is not Format.table):
+        if self.check_mirror and self.count:
+            difference, name = self.largest
             text = (
                 f"Mirrored, {self.same} of {self.count} images keep their class; the logits differ by"
-                f" {self.difference:.1e} at most ({shown(self.where)})."
+                f" {difference:.1e} at most ({shown(name)})."
             )
             if self.form is Format.table:
                 typer.echo(text)
-            else:
+            elif not quiet:
                 say(text, self.console)
-
-
-def _object(prediction: Prediction) -> dict[str, object]:
-    """What a line of JSON says."""
-    top = [
-        {"label": one.label, "class": one.number, "probability": one.probability, "logit": one.logit}
-        for one in prediction.top
-    ]
-    mirrored = {} if prediction.mirrored is None else {"mirrored": asdict(prediction.mirrored)}
-    return {"image": prediction.name, "top": top, **mirrored}
-
-
-def _rows(prediction: Prediction) -> list[tuple[object, ...]]:
-    """What lines of CSV say: one for each class."""
-    m = prediction.mirrored
-    mirrored = () if m is None else (str(m.same).lower(), m.label, m.difference)
-    return [
-        (prediction.name, rank, one.label, one.number, one.probability, one.logit, *mirrored)
-        for rank, one in enumerate(prediction.top, 1)
-    ]
-
-
-def _csv(rows: list[tuple[object, ...]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-def _write(text: str) -> None:
-    """To standard output, at once. File names need not be text in any encoding: their bytes stay what they are."""
-    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-    sys.stdout.buffer.flush()
 
 
 def _print_table(predictions: list[Prediction], check_mirror: bool) -> None:
@@ -240,11 +195,12 @@ def _print_table(predictions: list[Prediction], check_mirror: bool) -> None:
         table.add_column("mirrored")
     widest = 0
     for prediction in predictions:
+        m = prediction.mirrored
+        change = "" if m is None else f"{'same' if m.same else shown(m.label)}, {m.difference:.1e}"
         for rank, one in enumerate(prediction.top):
-            name = "" if rank else shown(prediction.name)
-            row = [Text(name), Text(shown(one.label)), Text(f"{one.probability:.1%}")]
-            if check_mirror:
-                row.append(Text("" if rank else _change(prediction)))
+            first = [shown(prediction.name), change] if rank == 0 else ["", ""]
+            cells = [first[0], shown(one.label), f"{one.probability:.1%}", *(first[1:] if check_mirror else [])]
+            row = [Text(cell) for cell in cells]
             table.add_row(*row, end_section=rank == len(prediction.top) - 1 > 0)
             widest = max(widest, sum(text.cell_len for text in row))
     if not console.is_terminal:  # nothing is cut or wrapped
@@ -254,13 +210,6 @@ def _print_table(predictions: list[Prediction], check_mirror: bool) -> None:
     console.print(table)
 
 
-def _change(prediction: Prediction) -> str:
-    mirrored = prediction.mirrored
-    if mirrored is None:
-        return ""
-    return f"{'same' if mirrored.same else shown(mirrored.label)}, {mirrored.difference:.1e}"
-
-
 def shown(name: str) -> str:
     r"""A name for people: what can't be printed is written as Python would.
 
@@ -268,7 +217,3 @@ def shown(name: str) -> str:
     a b.jpg 'a\nb.jpg' 'a\udcff.jpg'
     """
     return name if name.isprintable() and name else repr(name)
-
-
-def _complain(console: Console, failure: Failed) -> None:
-    say(f"{shown(failure.name)}: {failure.reason}", console)

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, left_out, progress_console, refusals, say
+from flopping_cli.common import Quiet, app, progress_console, report_unreadable, say
 from flopping_cli.train import Device, Root, Workers
 
 if TYPE_CHECKING:
-    from flopping.probe import Report
+    from flopping.lab.probe import Report
 
 FORMATS = (".png", ".svg")
 
@@ -68,119 +68,76 @@ def probe(
 
     For every layer, a steering matrix A is fitted to features of images and of their mirror images. Errors are shares
     of the variance, on images that the fit hasn't seen: of A itself, of the nearest A with A A = I, and of A = I. A
-    direction is even or odd if at least half of it is foretold by the mirror image.
+    direction is even or odd if at least half of it is predicted by the mirror image.
 
     Examples: flopping probe runs/vit-s imagenet/ -o probe.png; flopping probe runs/fashion fashion-mnist --json;
     flopping probe my_net.py:build photos/ --layers 'stages.2.*' --images 2000
     """
-    with refusals():
-        form = _format(output, force)
-        report, title, unreadable = _run(
-            target, data, root, images, layers or [], average, img_size, batch, seed, device, workers or 0, quiet
-        )
-        if output is not None:
-            _draw(report, title, output, form)
-    if json:
-        for layer in report.layers:
-            typer.echo(json_module.dumps(layer.as_dict()))
-        whole = {"model": target, "data": data, "images": report.images, "invariant_share": report.invariant_share}
-        typer.echo(json_module.dumps({**whole, "suggested_share": report.suggested_share}))
-    else:
-        _print(report, title)
-    left_out(unreadable)
+    from flopping.deploy.classifier import open_classifier
+    from flopping.errors import UnreadableDataError, UsageError
+    from flopping.files import atomic_write, require_writable, suffix_of
+    from flopping.lab.drawing import render, require_matplotlib
+    from flopping.lab.probe import probe as run
+    from flopping.lab.probe.figure import draw
+    from flopping.lab.probe.images import ImageBatches, open_images
+    from flopping.training.distributed import resolve_device
 
-
-def _format(output: Path | None, force: bool) -> str:
-    """What the file's name asks for; refused before the work begins."""
-    if output is None:
-        return ""
-    from flopping.bench.drawing import require_matplotlib
-    from flopping.places import require_place, suffix_of
-
-    suffix = suffix_of(output, FORMATS)
-    if suffix not in FORMATS:
-        raise ValueError(f"a figure is FILE{' or FILE'.join(FORMATS)}, got {str(output)!r}")
-    require_place(output, force)
-    require_matplotlib()
-    return suffix.removeprefix(".")
-
-
-def _run(
-    target: str,
-    data: str,
-    root: str | None,
-    images: int,
-    layers: list[str],
-    average: bool,
-    img_size: int | None,
-    batch: int,
-    seed: int,
-    device: str,
-    workers: int,
-    quiet: bool,
-) -> tuple[Report, str, list[str]]:
-    """What was found, its title, and the images that could not be read."""
-    from flopping.classifier import open_classifier
-    from flopping.probe import probe as run
-    from flopping.probe.pictures import Pictures, open_images
-    from flopping.training.processes import chosen_device
-    from flopping.training.stops import UnreadableError
-
+    if output is not None:
+        suffix = suffix_of(output, FORMATS)
+        if suffix not in FORMATS:
+            raise UsageError(f"a figure is FILE{' or FILE'.join(FORMATS)}, got {str(output)!r}")
+        require_writable(output, force)
+        require_matplotlib()
     found = open_images(data, root, images, seed)
-    classifier = open_classifier(target, average=average, img_size=img_size, device=chosen_device(device))
+    classifier = open_classifier(target, average=average, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
         say(f"{target} has no trained weights: this is how it starts")
     number = min(images, len(found))
-    pictures = Pictures(found, classifier.preparation, batch, workers)
+    batches = ImageBatches(found, classifier.preparation, batch, workers or 0)
     try:
         with Progress(console=progress_console(quiet), transient=True) as bar:
             task = bar.add_task("images and mirror images", total=number)
-            report = run(
-                classifier.model,
-                pictures,
-                number,
-                layers=layers,
-                seed=seed,
-                each=lambda done: bar.update(task, completed=done),
-            )
-    except UnreadableError as error:
+
+            def show(done: int) -> None:
+                bar.update(task, completed=done)
+
+            report = run(classifier.model, batches, number, layers=layers or [], seed=seed, each=show)
+    except UnreadableDataError as error:
         say(f"Nothing was probed: {error}")
         raise typer.Exit(1) from error
-    return report, f"{target} on {report.images} images of {found.name}", pictures.unreadable
-
-
-def _draw(report: Report, title: str, output: Path, form: str) -> None:
-    from flopping.bench.drawing import render
-    from flopping.probe.figure import draw
-    from flopping.whole import whole
-
-    content = render(draw(report, title), form)
-    with whole(output) as place:
-        place.write_bytes(content)
+    title = f"{target} on {report.images} images of {found.name}"
+    if output is not None:
+        content = render(draw(report, title), suffix.removeprefix("."))
+        with atomic_write(output) as place:
+            place.write_bytes(content)
+    if json:
+        for layer in report.layers:
+            typer.echo(json_module.dumps(layer.as_dict()))
+        summary = {"model": target, "data": data, "images": report.images, "invariant_share": report.invariant_share}
+        typer.echo(json_module.dumps({**summary, "suggested_share": report.suggested_share}))
+    else:
+        _print(report, title)
+    report_unreadable(batches.unreadable)
 
 
 def _print(report: Report, title: str) -> None:
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.caption = (
-        "Errors of A f, A with A A = I, and A = I, and of A A f - f: shares of the variance, on images the fit hasn't"
-        " seen. Even and odd: shares of directions, in brackets of variance."
+        "Errors of A f, of A with A A = I, and of A = I: shares of the variance, on images the fit hasn't seen. Even"
+        " and odd: shares of directions, in brackets of variance."
     )
     table.add_column("layer")
-    for name in ("channels", "A", "A A = I", "A = I", "A A - I", "even", "odd", "neither"):
+    for name in ("channels", "A", "A A = I", "A = I", "even", "odd", "neither"):
         table.add_column(name, justify="right")
     for layer in report.layers:
         dead = f" ({layer.live} live)" if layer.live < layer.channels else ""
-        counts, variances = layer.counts, layer.variances
+        errors = layer.error, layer.involution_error, layer.identity_error
+        shares = zip(layer.counts, layer.variances, strict=True)
         table.add_row(
             layer.name,
             f"{layer.channels}{dead}",
-            *(
-                f"{value:.3f}"
-                for value in (layer.error, layer.involution_error, layer.identity_error, layer.twice_error)
-            ),
-            f"{counts.even:.0%} ({variances.even:.0%})",
-            f"{counts.odd:.0%} ({variances.odd:.0%})",
-            f"{counts.neither:.0%} ({variances.neither:.0%})",
+            *(f"{error:.3f}" for error in errors),
+            *(f"{count:.0%} ({variance:.0%})" for count, variance in shares),
         )
     console = Console()
     console.width = max(console.width, 100)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, refusals, working
+from flopping_cli.common import Quiet, app, show_status
 
 if TYPE_CHECKING:
     from flopping.training.recipe import Recipe
@@ -36,57 +36,46 @@ def recipes(
     Examples: flopping recipes; flopping recipes deit3_base; flopping recipes mine.yaml lr=1e-3 epochs=100;
     flopping recipes --fields
     """
-    with working("Reading recipes", quiet):
+    with show_status("Reading recipes", quiet):
+        from flopping.errors import UsageError
         from flopping.training.recipe import documentation, load, names, text_of
 
-    with refusals():
-        if fields:
-            if name is not None:
-                raise ValueError(f"--fields is about all recipes, got {name!r} too")
-            _show_fields(documentation(), json)
-        elif name is None:
-            _list({each: load(each) for each in names()}, json)
+    if fields and name is not None:
+        raise UsageError(f"--fields is about all recipes, got {name!r} too")
+    if fields and json:
+        for row in documentation():
+            typer.echo(json_module.dumps(dict(zip(("field", "default", "meaning"), row, strict=True))))
+    elif fields:
+        _list_fields(documentation())
+    elif name is None:
+        found = {each: load(each) for each in names()}
+        if json:
+            typer.echo("\n".join(_as_json(*each) for each in found.items()))
         else:
-            recipe = load(name).override(changes or ())
-            if json:
-                typer.echo(_as_json(name, recipe))
-            else:
-                typer.echo(recipe.to_yaml() if changes else text_of(name), nl=False)
-
-
-def _list(found: dict[str, Recipe], json: bool) -> None:
-    table = Table(
-        "recipe",
-        "family",
-        "model",
-        "epochs",
-        "batch",
-        "optimiser",
-        "lr",
-        "expected top-1 %",
-        caption="The model may be any of the family. X is an ordinary network, E, H and I its twins.",
-        caption_justify="left",
-    )
-    for name, recipe in found.items():
+            _list(found)
+    else:
+        recipe = load(name).override(changes or ())
         if json:
             typer.echo(_as_json(name, recipe))
-        table.add_row(
-            name,
-            recipe.family,
-            recipe.model,
-            str(recipe.epochs),
-            str(recipe.batch_size),
-            recipe.optimizer,
-            f"{recipe.lr:g}",
-            _accuracies(recipe),
-        )
-    if not json:
-        _print(table, WIDTH)
+        else:
+            typer.echo(recipe.to_yaml() if changes else text_of(name), nl=False)
+
+
+def _list(found: dict[str, Recipe]) -> None:
+    caption = "The model may be any of the family. X is an ordinary network, E, H and I its twins."
+    columns = ("recipe", "family", "model", "epochs", "batch", "optimiser", "lr", "expected top-1 %")
+    table = Table(*columns, caption=caption, caption_justify="left")
+    for name, r in found.items():
+        numbers = (str(r.epochs), str(r.batch_size), r.optimizer, f"{r.lr:g}", _accuracies(r))
+        table.add_row(name, r.family, r.model, *numbers)
+    console = Console()
+    console.width = max(console.width, WIDTH)  # names are never cut
+    console.print(table)
 
 
 def _accuracies(recipe: Recipe) -> str:
     """X 83.1, E 82.2: twins of the recipe's own network by their letters, others by their names."""
-    from flopping.paper import ordinary_name, results
+    from flopping.models.paper import ordinary_name, results
 
     def short(name: str) -> str:
         ordinary = ordinary_name(name)
@@ -97,21 +86,12 @@ def _accuracies(recipe: Recipe) -> str:
     return ", ".join(f"{short(name)} {top1:.1f}" for name, top1 in recipe.about.expected.items())
 
 
-def _show_fields(rows: list[tuple[str, str, str]], json: bool) -> None:
+def _list_fields(rows: list[tuple[str, str, str]]) -> None:
     table = Table("field", "default", "meaning", caption="Without a default: must be given.", caption_justify="left")
-    for field, default, meaning in rows:
-        if json:
-            typer.echo(json_module.dumps({"field": field, "default": default, "meaning": meaning}))
-        table.add_row(field, default, meaning)
-    if not json:
-        _print(table)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
 
 
 def _as_json(name: str, recipe: Recipe) -> str:
     return json_module.dumps({"recipe": name, **asdict(recipe)}, allow_nan=False)
-
-
-def _print(table: Table, width: int = 0) -> None:
-    console = Console()
-    console.width = max(console.width, width)  # names are never cut
-    console.print(table)

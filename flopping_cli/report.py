@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli.common import Quiet, app, progress_console, refusals, working
+from flopping_cli.common import Quiet, app, progress_console, show_status
 
 if TYPE_CHECKING:
-    from flopping.bench.records import Record
+    from flopping.cost.records import Record
 
 
 class Format(str, Enum):
@@ -27,7 +27,7 @@ class Format(str, Enum):
 def report(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILES", exists=True, dir_okay=False, help="What `flopping bench -o FILE` wrote."),
+        typer.Argument(metavar="FILES", help="What `flopping bench -o FILE` wrote."),
     ],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Build a page here: index.html, tables, figures.")
@@ -43,40 +43,44 @@ def report(
 
     Examples: flopping report bench.jsonl; flopping report *.jsonl -o report; flopping report a.jsonl --format latex
     """
-    with refusals():
-        form = chosen_format(form, json)
-        if out is not None and form is not None:
-            raise ValueError(f"--format {form.value} is printed and -o {out} writes all formats: choose one of them")
-        if out is None and force:
-            raise ValueError("--force is for the folder that -o names")
-        with working("Reading", quiet):
-            from flopping.bench.records import read
+    from flopping.errors import UsageError, as_usage_error
 
+    form = chosen_format(form, json)
+    if out is not None and form is not None:
+        raise UsageError(f"--format {form.value} is printed and -o {out} writes all formats: choose one of them")
+    if out is None and force:
+        raise UsageError("--force is for the folder that -o names")
+    with show_status("Reading", quiet):
+        from flopping.cost.records import read
+
+        with as_usage_error(OSError):
             records = [record for path in files for record in read(path)]
-        if out is None:
-            print_rows(records, form or Format.table)
-        else:
-            _build(records, out, force, quiet)
+    if out is None:
+        print_rows(records, form or Format.table)
+    else:
+        _build(records, out, force, quiet)
 
 
 def chosen_format(form: Format | None, json: bool) -> Format | None:
     """The format that two options ask for."""
+    from flopping.errors import UsageError
+
     if json and form not in (None, Format.jsonl):
-        raise ValueError(f"--json is --format jsonl, got --format {form.value} too")
+        raise UsageError(f"--json is --format jsonl, got --format {form.value} too")
     return Format.jsonl if json else form
 
 
 def print_rows(records: list[Record], form: Format) -> None:
     """Measurements as text on standard output."""
-    from flopping.bench import tables
-    from flopping.bench.comparison import compare, figures_of
+    from flopping.lab.report import tables
+    from flopping.lab.report.comparison import compare
 
     rows = compare(records)
     if form is Format.table:
         tables.show(rows, Console())
     elif form is Format.jsonl:
         for row in rows:
-            typer.echo(json_module.dumps(figures_of(row), allow_nan=False))
+            typer.echo(json_module.dumps(row.figures, allow_nan=False))
     else:
         write = tables.markdown if form is Format.markdown else tables.latex
         typer.echo(write(rows), nl=False)
@@ -85,10 +89,10 @@ def print_rows(records: list[Record], form: Format) -> None:
 def _build(records: list[Record], out: Path, force: bool, quiet: bool) -> None:
     from rich.progress import Progress
 
-    from flopping.bench.drawing import require_matplotlib
-    from flopping.bench.figures import paper_costs
-    from flopping.bench.report import PAGE, build, require_folder, write
-    from flopping.paper import results
+    from flopping.lab.drawing import require_matplotlib
+    from flopping.lab.report.figures import paper_costs
+    from flopping.lab.report.report import PAGE, build, require_folder, write
+    from flopping.models.paper import results
 
     require_matplotlib()
     require_folder(out, force)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, refusals
-
-if TYPE_CHECKING:
-    from flopping.show.view import View
+from flopping_cli.common import Quiet, app, progress_console
 
 
 @app.command()
@@ -48,42 +45,34 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="The numbers, as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw what a network makes of an image and of its mirror image: features, attention, and what it says.
+    """Draw what a network computes for an image and for its mirror image: features, attention, and the answer.
 
     Examples: flopping show butterfly.jpg; flopping show butterfly.jpg --model runs/e-vit-b --html
     """
-    with refusals():
-        from flopping.bench.drawing import require_matplotlib
+    from flopping.lab.drawing import require_matplotlib
 
-        require_matplotlib()
-        from flopping.show.files import paths, write
-        from flopping.show.picture import open_picture, stem
+    require_matplotlib()
+    from flopping.lab.show.output import output_paths, write_files
+    from flopping.lab.show.view import format_difference, look, open_picture
 
-        files = paths(output or Path(f"{stem(image)}-flopping.png"), html, force)
-        picture = open_picture(image)
-        with progress_console(quiet).status("looking at the image and its mirror image"):
-            from flopping.classifier import open_classifier
-            from flopping.show.view import look
+    stem = image.replace(":", "-") if image.startswith("fashion-mnist:") else Path(image).stem
+    files = output_paths(output or Path(f"{stem}-flopping.png"), html, force)
+    picture = open_picture(image)
+    with progress_console(quiet).status("looking at the image and its mirror image"):
+        from flopping.deploy.classifier import open_classifier
 
-            view = look(open_classifier(model, average=average), picture, block=block, channels=channels)
-            write(view, image, files)
+        view = look(open_classifier(model, average=average), picture, block=block, channels=channels)
+        write_files(view, image, files)
     if json:
-        typer.echo(json_module.dumps({**view.numbers(), "image": image, "files": list(map(str, files))}))
+        typer.echo(json_module.dumps({**view.numbers, "image": image, "files": list(map(str, files))}))
         return
-    _print(view)
-    typer.echo(f"The picture is {' and '.join(map(str, files))}")
-
-
-def _print(view: View) -> None:
-    """What it says about both, and how far it is from the law."""
-    from flopping.show import words
-
-    table = Table("class", caption=words.summary(view), caption_justify="left")
+    table = Table("class", caption=view.summary, caption_justify="left")
     for name in ("image", "mirror image"):
         table.add_column(name, justify="right")
     for score in view.scores:
-        table.add_row(score.label, *map(words.said, score.probabilities, score.logits))
+        table.add_row(score.label, *score.texts)
     console = Console()
     console.print(table)
-    for what, value in view.numbers()["differences"].items():
-        console.print(f"{what}: {words.difference(value)}", highlight=False)
+    for name, value in view.numbers["differences"].items():
+        console.print(f"{name}: {format_difference(value)}", highlight=False)
+    typer.echo(f"The picture is {' and '.join(map(str, files))}")

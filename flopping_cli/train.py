@@ -6,20 +6,28 @@ import json as json_module
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from flopping_cli.common import CTRL_C, Quiet, app, give_way, is_first, left_out, progress_console, refusals, say
+from flopping_cli.common import (
+    CTRL_C,
+    INTERRUPTED,
+    Quiet,
+    app,
+    is_rank0,
+    progress_console,
+    report_unreadable,
+    say,
+    stopped,
+    wait_for_rank0,
+)
 
 if TYPE_CHECKING:
     from flopping.training.evaluate import Accuracy
     from flopping.training.job import Job
-
-INTERRUPTED = 3
-"""The exit code of a run that was asked to stop, and has saved all it knows."""
 
 Data = Annotated[
     str,
@@ -39,34 +47,36 @@ Workers = Annotated[
 RecipeName = Annotated[str, typer.Argument(help="A recipe by its name (flopping recipes), or a file of yours.")]
 Changes = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the recipe to change.")]
 Model = Annotated[str, typer.Option(help='A network, as "E(ViT-B)"; by default the recipe\'s.')]
-Chunk = Annotated[
+MicroBatch = Annotated[
     int | None, typer.Option(min=1, help="Images that go through the network together; part of the result.")
 ]
+HiddenChunk = Annotated[int | None, typer.Option("--chunk", min=1, hidden=True)]
 Compile = Annotated[bool, typer.Option(help="Compile the network.")]
 
 
-def asked_job(
+def build_job(
     recipe: str,
     changes: list[str] | None,
     data: str,
     model: str,
     root: str | None,
-    chunk: int | None,
+    micro_batch: int | None,
     init: str | None = None,
     new_head: bool = False,
 ) -> Job:
-    """What is asked for: a recipe by its name, with changes, for a network and data."""
+    """The job of a command line: a recipe by its name, with changes, for a network and data."""
+    from flopping.errors import UsageError
     from flopping.training.job import Job
     from flopping.training.recipe import load
 
     found = load(recipe).override(changes or [])
     if not data:
-        raise ValueError("--data says where the images are: a folder with train/ and val/ in it, or fashion-mnist")
+        raise UsageError("--data says where the images are: a folder with train/ and val/ in it, or fashion-mnist")
     if not (model or found.model):
-        raise ValueError(f"recipe {recipe!r} is for any network of its family: name one by --model")
+        raise UsageError(f"recipe {recipe!r} is for any network of its family: name one by --model")
     if new_head and init is None:
-        raise ValueError("--new-head goes with --init, which says what weights to start from")
-    return Job(found, model or found.model, data, root, chunk, init, new_head)
+        raise UsageError("--new-head goes with --init, which says what weights to start from")
+    return Job(found, model or found.model, data, root, micro_batch, init, new_head)
 
 
 @app.command(context_settings={"allow_interspersed_args": True})
@@ -82,11 +92,16 @@ def train(
     ] = False,
     init: Annotated[str | None, typer.Option(help="Weights to start from: a file, a checkpoint, a run.")] = None,
     new_head: Annotated[bool, typer.Option("--new-head", help="With --init: start with a new classifier.")] = False,
-    chunk: Chunk = None,
+    micro_batch: MicroBatch = None,
+    chunk: HiddenChunk = None,
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
     shard: Annotated[bool, typer.Option("--shard", help="Spread the network over processes (FSDP).")] = False,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Only algorithms that give the same bits every time (slower)."),
+    ] = False,
     save_steps: Annotated[int | None, typer.Option(min=1, help="Save after so many steps, too.")] = None,
     save_minutes: Annotated[float, typer.Option(min=0.0, help="Save after so many minutes, too.")] = 10.0,
     log_steps: Annotated[int, typer.Option(min=1, help="Steps per line of the log.")] = 10,
@@ -107,28 +122,31 @@ def train(
     flopping train deit3_base epochs=100 lr=1e-3 --data imagenet/ -o runs/short --resume;
     torchrun --nproc-per-node 8 -m flopping train deit3_huge --model "H(ViT-H)" --data imagenet/ -o runs/h --shard
     """
-    from flopping.training.job import Machine
-    from flopping.training.loader import default_workers
+    from flopping.data.loader import default_workers
+    from flopping.lab.curves import show_curves
+    from flopping.training.job import RunOptions
     from flopping.training.run import train as run
 
     console = Console(stderr=True)
-    with refusals():
-        job = asked_job(recipe, changes, data, model, root, chunk, init, new_head)
-        workers = default_workers() if workers is None else workers
-        machine = Machine(
-            device=device,
-            workers=workers,
-            compile=compile,
-            shard=shard,
-            save_steps=save_steps,
-            save_minutes=save_minutes,
-            log_steps=log_steps,
-            test_epochs=test_epochs,
-            unreadable_share=unreadable_share,
-        )
-        with run_ends(console, output):
-            result = run(job, machine, output, progress_console(quiet), resume=resume)
-    if not is_first():
+    job = build_job(recipe, changes, data, model, root, micro_batch or chunk, init, new_head)
+    workers = default_workers() if workers is None else workers
+    machine = RunOptions(
+        device=device,
+        workers=workers,
+        compile=compile,
+        shard=shard,
+        deterministic=deterministic,
+        save_steps=save_steps,
+        save_minutes=save_minutes,
+        log_steps=log_steps,
+        test_epochs=test_epochs,
+        unreadable_share=unreadable_share,
+    )
+    with report_end(console, output):
+        result = run(job, machine, output, progress_console(quiet), resume=resume)
+        if is_rank0():
+            show_curves(output, job.model, progress_console(quiet))
+    if not is_rank0():
         return
     if json:
         typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
@@ -145,54 +163,39 @@ def show_accuracy(what: str, found: Accuracy) -> None:
 
 
 @contextmanager
-def run_ends(console: Console, output: Path, again: str = "--resume") -> Iterator[None]:
-    """Every way in which a run ends before its last step: a word, and an exit code of its own.
-
-    `again` is what goes on with it.
-    """
-    from flopping.training.processes import AgreedError
-    from flopping.training.stops import AloneError, InterruptedRunError, StoppedError
-    from flopping.whole import FULL
+def report_end(console: Console, output: Path, again: str = "--resume") -> Iterator[None]:
+    """Report why a run ends before its last step; every reason has an exit code. `again` is what goes on with it."""
+    from flopping.errors import PeerLostError, RunInterruptedError, RunStoppedError, UsageError
+    from flopping.files import DISK_FULL
+    from flopping.training.checkpoint import CheckpointManager
 
     try:
         yield
-    except InterruptedRunError as stop:
-        say_last(console, f"{stop}. {again.capitalize()} goes on")
-        raise typer.Exit(INTERRUPTED) from stop
-    except AloneError as stop:
-        say(_stopped(str(stop)), console)
+    except RunInterruptedError as stop:
+        _end(INTERRUPTED, f"{stop}. {again.capitalize()} goes on", console, stop)
+    except KeyboardInterrupt as stop:  # the second one
+        _end(CTRL_C, f"Ended at once; what was saved before is in {str(output)!r}", console, stop)
+    except PeerLostError as stop:  # every rank reports it: rank 0 may be gone
+        say(stopped(str(stop)), console)
         raise typer.Exit(1) from stop
-    except StoppedError as stop:
-        say_stopped(console, str(stop))
-        raise typer.Exit(1) from stop
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        say_stopped(console, f"{error.strerror}. Free some space, then go on with {again}")
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as stop:
-        say_last(console, f"Ended at once; what was saved before is in {str(output)!r}")
-        raise typer.Exit(CTRL_C) from stop  # asked twice: it has ended where it was
-    except AgreedError as error:
-        if is_first():
-            raise
-        give_way()
-        raise typer.Exit(2) from error
+    except RunStoppedError as stop:
+        _end(1, stopped(str(stop)), console, stop)
+    except UsageError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            _end(1, stopped(f"{error.strerror}. Free some space, then go on with {again}"), console, error)
+        if is_rank0() and (good := CheckpointManager(output).checkpoints()):
+            say(stopped(f"{type(error).__name__}. The last good checkpoint is {str(good[0].folder)!r}"), console)
+        raise
 
 
-def say_stopped(console: Console, why: str) -> None:
-    say_last(console, _stopped(why))
-
-
-def _stopped(why: str) -> Text:
-    return Text.assemble(("The run stopped:", "red"), f" {why}")
-
-
-def say_last(console: Console, text: str | Text) -> None:
-    """The last words of a run, by one of its processes."""
-    if is_first():
+def _end(code: int, text: str | Text, console: Console, cause: BaseException) -> NoReturn:
+    """End this rank with an exit code, after rank 0 has printed the reason."""
+    if is_rank0():
         say(text, console)
-    give_way()
+    wait_for_rank0()
+    raise typer.Exit(code) from cause
 
 
 @app.command(name="eval")
@@ -208,35 +211,38 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Test a trained network: accuracy on the test images, and on their mirror images.
+    """Test a trained network: accuracy on the test images, and on their mirror images. Under torchrun, on all ranks.
 
     Examples: flopping eval runs/e-vit-b --data imagenet/; flopping eval runs/e-vit-b/last --data imagenet/ --json
     """
     from rich.progress import Progress
 
-    from flopping.training.loader import default_workers
-    from flopping.training.stops import StoppedError
-    from flopping.training.trained import tested
+    from flopping.data.loader import default_workers
+    from flopping.errors import PeerLostError, RunStoppedError, UsageError
+    from flopping.training.evaluate import evaluate_checkpoint
 
-    with refusals():
-        if not data:
-            raise ValueError("--data says where the images are: a folder with val/ in it, or fashion-mnist")
-        workers = default_workers() if workers is None else workers
-        try:
-            with Progress(console=progress_console(quiet), transient=True) as bar:
-                task = bar.add_task("testing", total=None)
-                found = tested(
-                    *(Path(target), data, root, device, workers, batch),
-                    mirror=mirror,
-                    average=average,
-                    progress=lambda done, total: bar.update(task, completed=done, total=total),
-                )
-        except StoppedError as error:
+    if not data:
+        raise UsageError("--data says where the images are: a folder with val/ in it, or fashion-mnist")
+    workers = default_workers() if workers is None else workers
+    try:
+        with Progress(console=progress_console(quiet or not is_rank0()), transient=True) as bar:
+            task = bar.add_task("testing", total=None)
+            found = evaluate_checkpoint(
+                *(Path(target), data, root, device, workers, batch),
+                mirror=mirror,
+                average=average,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except RunStoppedError as error:
+        if is_rank0() or isinstance(error, PeerLostError):
             say(f"Nothing was tested: {error}")
-            raise typer.Exit(1) from error
+        wait_for_rank0()
+        raise typer.Exit(1) from error
+    if not is_rank0():
+        return
     result = found.accuracy
     if json:
         typer.echo(json_module.dumps({"checkpoint": str(found.folder), "model": found.model, **result.as_dict()}))
     else:
         show_accuracy(f"{found.model} ({found.folder})", result)
-    left_out(found.unreadable)
+    report_unreadable(found.unreadable)

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, refusals, say, working
+from flopping_cli.common import Quiet, app, say, show_status
 
 if TYPE_CHECKING:
     from flopping.groups import Group
-    from flopping.verify import Row
+    from flopping.testing.verify import Row
 
 
 class DType(str, Enum):
@@ -51,35 +51,43 @@ def verify(
 
     Examples: flopping verify layers; flopping verify Attention --group octic; flopping verify my_net.py:build
     """
-    with refusals(), working("Checking", quiet):
-        import torch
+    import torch
 
-        from flopping.groups import flop, get_group
-        from flopping.targets import example_input, load, try_size
-        from flopping.testing import group_of, randomize_
-        from flopping.verify import first_break, layer_names, verify_layers
-        from flopping.verify import verify as run
+    from flopping.errors import UsageError, as_usage_error
+    from flopping.groups import flop, get_group
+    from flopping.models.targets import example_input, load
+    from flopping.testing import group_of, randomize_
+    from flopping.testing import run as run_model
+    from flopping.testing.cases import LAYERS
+    from flopping.testing.verify import first_break, verify_layers
+    from flopping.testing.verify import verify as run
 
-        precision = getattr(torch, dtype.value)
-        chosen = None if group is None else get_group(group)
-        if target == "layers" or target in layer_names():
+    precision = getattr(torch, dtype.value)
+    with show_status("Checking", quiet):
+        checked = None if group is None else get_group(group)
+        if target == "ToRegular":
+            raise UsageError("ToRegular gives up the group: its result follows none, so there is nothing to check")
+        if target == "layers" or target in LAYERS:
             if img_size is not None or as_is or depth is not None:
-                raise ValueError(f"--img-size, --as-is and --depth are for networks, got the layer {target!r}")
-            rows = verify_layers(layer=None if target == "layers" else target, group=chosen, dtype=precision, tol=tol)
-            model = None
+                raise UsageError(f"--img-size, --as-is and --depth are for networks, got the layer {target!r}")
+            layer = None if target == "layers" else target
+            rows = verify_layers(layer=layer, group=checked, dtype=precision, tol=tol)
         else:
             model = load(target).to(precision)
             x = example_input(model, img_size, precision)
-            if img_size is not None:
-                try_size(model, x, img_size)
-    checked = chosen
-    if model is not None:
-        checked = chosen or group_of(model) or flop
-        with working("Checking", quiet):
-            rows = run(model if as_is else randomize_(model), x, group=chosen, tol=tol)
-        if all(row.passed is None for row in rows):
-            say("Nothing to check: no layer claims to follow a group.")
-            raise typer.Exit(2)
+            kinds = AssertionError, RuntimeError, TypeError, ValueError
+            refuses = f"{type(model).__name__} refuses --img-size {img_size}"
+            with as_usage_error(*kinds if img_size is not None else (), context=refuses):
+                run_model(model, x)
+            model = model if as_is else randomize_(model)
+            # a group that is asked for may turn the image to a shape that the network, which takes x, refuses
+            refuses = f"{type(model).__name__} can't be checked for {checked}"
+            with as_usage_error(*kinds if checked is not None else (), context=refuses):
+                rows = run(model, x, group=checked, tol=tol)
+            checked = checked or group_of(model) or flop
+    if all(row.passed is None for row in rows):
+        say("Nothing to check: no layer claims to follow a group.")
+        raise typer.Exit(2)
     broken = first_break(rows)
     if json:
         for row in rows:

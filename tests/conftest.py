@@ -1,14 +1,18 @@
 """Shared settings: hypothesis without deadlines (the machine is shared) and the same examples every time; fixtures."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from finite_groups import NAMES, Case, case_of
-from forked_python import ForkedPython
 from hypothesis import settings
-from training_runs import Launcher, call, command, image_folder, recipe_file
+from support.finite_groups import NAMES, Case, case_of
+from support.forked_python import ForkedPython
+from support.training_runs import Launcher, call, command, image_folder, recipe_file
+
+# processes that tests start find `support` too
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 settings.register_profile("flopping", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("flopping")

@@ -1,22 +1,21 @@
-"""Features that follow a layout: packing, how a group moves them, and what is refused."""
+"""Layouts, and features that follow them: packing, how a group moves them, and what is refused."""
 
-import itertools
 import re
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from finite_groups import abstract, near, random
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from support.finite_groups import abstract, near, random
 
-from flopping import Feature, Group, Layout, flop, octic, rot90
+from flopping import Feature, Group, Layout, flip, flop, octic, rot90, rot180, trivial
 from flopping.groups import grid_groups
 
 GROUPS = list(grid_groups().values())
-each_group = pytest.mark.parametrize("group", GROUPS, ids=str)
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -41,6 +40,62 @@ def feature(layout: Layout, *leading: int, seed: int = 0) -> Feature:
     return layout.random(*leading, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.parametrize(
+    ("layout", "multiplicities", "text"),
+    [
+        (Layout.regular(trivial, 5), (5,), "Layout(trivial, even=5)"),
+        (Layout.regular("flop", 8, extra=2), (5, 3), "Layout(flop, even=5, odd=3)"),
+        (Layout.regular("octic", 25, extra=1), (4, 3, 3, 3, 6), "Layout(octic, A1=4, A2=3, B1=3, B2=3, E=2x6)"),
+        (
+            Layout.regular(abstract("Q8"), 8),
+            (1, 1, 1, 1, 1),
+            "Layout(Q8, irrep0=1, irrep1=1, irrep2=1, irrep3=1, irrep4=4x1)",
+        ),
+        (Layout.invariant(flop, 3), (3, 0), "Layout(flop, even=3, odd=0)"),
+    ],
+    ids=str,
+)
+def test_regular_and_invariant_layouts(layout: Layout, multiplicities: tuple[int, ...], text: str) -> None:
+    assert layout.multiplicities == multiplicities
+    assert repr(layout) == str(layout) == text
+
+
+def test_parts_of_a_layout() -> None:
+    layout = Layout(octic, (4, 3, 0, 1, 5))
+    assert layout.irrep_dims == (1, 1, 1, 1, 2)
+    assert layout.part_dims == (4, 3, 0, 1, 10)
+    assert layout.part_shapes == ((4,), (3,), (0,), (1,), (2, 5))
+    assert layout.dim == 18
+
+
+@pytest.mark.parametrize("group", [*GROUPS, abstract("C3"), abstract("Q8")], ids=str)
+@pytest.mark.parametrize(("copies", "extra"), [(3, 0), (2, 5), (0, 4), (1, 1)])
+def test_copies_and_extra_channels(group: Group, copies: int, extra: int) -> None:
+    layout = Layout.regular(group, copies * group.order + extra, extra=extra)
+    assert layout.dim == copies * group.order + extra
+    # the trivial group can't tell its one irrep's copies from extra ones
+    assert (layout.copies, layout.extra) == ((copies, extra) if group.order > 1 else (copies + extra, 0))
+    assert Layout.invariant(group, 7).dim == 7
+
+
+def test_layouts_multiply() -> None:
+    assert Layout(flop, (3, 2)) * 4 == Layout(flop, (12, 8))
+    assert Layout(flop, (4, 2)) * 1.5 == Layout(flop, (6, 3))
+    assert Layout(octic, (2, 2, 2, 2, 4)) * 0.5 == Layout(octic, (1, 1, 1, 1, 2))
+    assert Layout.regular(flop, 192) * (8 / 3) == Layout.regular(flop, 512)
+    assert all(type(m) is int for m in (Layout(flop, (4, 2)) * 1.5).multiplicities)
+    assert Layout.regular(flop, 176) * (120 / 88) == Layout.regular(flop, 240)  # 88 times 120 / 88 is not quite 120
+
+
+def test_layouts_are_values() -> None:
+    layout = Layout.regular(flop, 8)
+    assert layout == Layout(flop, (4, 4))
+    assert hash(layout) == hash(Layout(flop, (4, 4)))
+    assert layout not in (Layout(flip, (4, 4)), Layout(flop, (4, 3)), Layout(rot180, (4, 4)))
+    with pytest.raises(FrozenInstanceError):
+        layout.multiplicities = (1, 1)  # type: ignore[misc]
+
+
 def test_random_features() -> None:
     layout = Layout(rot90, (2, 0, 3))
     x = layout.random(4, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float16)
@@ -54,18 +109,15 @@ def test_random_features() -> None:
 # --- packing ---------------------------------------------------------------------------------------
 
 
-def test_channels_are_ordered_even_then_odd() -> None:
+def test_channels_are_ordered_irrep_then_component_then_copy() -> None:
+    parts = Layout(octic, (1, 0, 2, 0, 3)).split(torch.arange(9))
+    assert [part.tolist() for part in parts] == [[0], [], [1, 2], [], [[3, 4, 5], [6, 7, 8]]]
     layout = Layout(flop, (2, 3))
     packed = torch.arange(10.0).view(2, 5)
     even, odd = layout.split(packed)
     assert even.tolist() == [[0, 1], [5, 6]]
     assert odd.tolist() == [[2, 3, 4], [7, 8, 9]]
     assert layout.merge((odd.narrow(1, 0, 2), packed[:, :3])).tolist() == [[2, 3, 0, 1, 2], [7, 8, 5, 6, 7]]
-
-
-def test_channels_of_a_larger_irrep_are_ordered_component_then_copy() -> None:
-    parts = Layout(octic, (1, 0, 2, 0, 3)).split(torch.arange(9))
-    assert [part.tolist() for part in parts] == [[0], [], [1, 2], [], [[3, 4, 5], [6, 7, 8]]]
 
 
 @given(layout=layouts(), leading=leading_shapes, seed=seeds)
@@ -87,18 +139,6 @@ def test_split_gives_views() -> None:
         for part in layout.split(packed):
             part += 1
         assert bool((packed == 1).all())
-
-
-class RoundTrip(nn.Module):
-    def forward(self, packed: Tensor) -> Tensor:
-        layout = Layout(octic, (1, 0, 2, 0, 3))
-        return layout.merge(layout.parts(layout.split(packed)))
-
-
-def test_packing_can_be_traced() -> None:
-    packed = random(2, 9)
-    traced: nn.Module = torch.fx.symbolic_trace(RoundTrip())
-    assert torch.equal(traced(packed), packed)
 
 
 # --- the group's action ----------------------------------------------------------------------------
@@ -153,125 +193,60 @@ def test_acting_on_tokens_and_maps(
     equal(layout.act(g, layout.act(h, tokens, grid), turned), both)
 
 
-def test_a_flop_of_maps_and_tokens() -> None:
-    layout = Layout(flop, (1, 1))
-    even, odd = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
-    moved = layout.act(1, (even[None, :, :, None], odd[None, :, :, None]))
-    assert [part.flatten().tolist() for part in moved] == [[2, 1, 4, 3], [-6, -5, -8, -7]]
-    class_token = torch.tensor([9.0])
-    tokens = [torch.cat([class_token, part.flatten()])[None, :, None] for part in (even, odd)]
-    moved = layout.act(1, (tokens[0], tokens[1]), grid=(2, 2))
-    assert [part.flatten().tolist() for part in moved] == [[9, 2, 1, 4, 3], [-9, -6, -5, -8, -7]]
-
-
-def test_tokens_without_a_grid_stay_in_place() -> None:
-    layout = Layout(flop, (2, 1))
-    even, odd = feature(layout, 3, 4)
-    equal(layout.act(1, (even, odd)), (even, -odd))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_acting_keeps_the_precision(dtype: torch.dtype) -> None:
-    layout = Layout.regular(octic, 8)
-    assert {part.dtype for part in layout.act(1, layout.random(2, dtype=dtype))} == {dtype}
-
-
 # --- errors ----------------------------------------------------------------------------------------
 
-
-def test_a_packed_tensor_of_another_width_is_refused() -> None:
-    message = r"^Layout\(flop, even=3, odd=2\) has 5 channels, got a tensor of shape \(4, 6\)$"
-    with pytest.raises(ValueError, match=message):
-        Layout(flop, (3, 2)).split(torch.zeros(4, 6))
+UNEVEN = Layout(flop, (5, 2))
+PLANE = Layout(rot90, (1, 1, 3))
 
 
 def zeros(*shapes: tuple[int, ...]) -> Feature:
     return tuple(torch.zeros(shape) for shape in shapes)
 
 
-@pytest.mark.parametrize(
-    ("layout", "parts", "needs"),
-    [
-        (Layout(flop, (3, 2)), zeros((4, 3)), "(..., 3), (..., 2), got (4, 3)"),
-        (Layout(flop, (3, 2)), zeros((4, 3), (4, 2), (4, 1)), "got (4, 3), (4, 2), (4, 1)"),
-        (Layout(flop, (3, 2)), zeros((4, 2), (4, 3)), "(..., 3), (..., 2), got (4, 2), (4, 3)"),
-        (Layout(flop, (3, 2)), zeros((4, 3), (5, 2)), "got (4, 3), (5, 2)"),
-        (Layout(flop, (3, 2)), zeros((4, 3), (2,)), "got (4, 3), (2,)"),
-        (Layout(flop, (3, 2)), zeros((), ()), "got (), ()"),
-        (
-            Layout(rot90, (1, 1, 3)),
-            zeros((4, 1), (4, 1), (4, 3)),
-            "(..., 1), (..., 1), (..., 2, 3), got (4, 1), (4, 1), (4, 3)",
-        ),
-        (Layout(rot90, (1, 1, 3)), zeros((4, 1), (4, 1), (4, 3, 2)), "got (4, 1), (4, 1), (4, 3, 2)"),
-        (Layout(rot90, (1, 1, 3)), zeros((1,), (1,), (3,)), "got (1,), (1,), (3,)"),
-    ],
-)
-def test_parts_of_other_shapes_are_refused(layout: Layout, parts: Feature, needs: str) -> None:
-    message = f"{re.escape(str(layout))} needs parts .*{re.escape(needs)}$"
-    with pytest.raises(ValueError, match=f"^Block: {message}"):
-        layout.parts(parts, "Block")
-    for call in (layout.merge, partial(layout.act, 1)):
-        with pytest.raises(ValueError, match=f"^feature: {message}"):
-            call(parts)
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "too few": (lambda: Layout(flop, (1,)), "2 irreps (even, odd), got multiplicities (1,)"),
+    "a list": (lambda: Layout(flop, [1, 1]), "got multiplicities [1, 1]"),  # type: ignore[arg-type]
+    "negative": (lambda: Layout(flop, (3, -1)), "not all zero, got (3, -1)"),
+    "nothing": (lambda: Layout(flop, (0, 0)), "not all zero, got (0, 0)"),
+    "fraction": (lambda: Layout(flop, (1.5, 1)), "whole numbers, not all zero, got (1.5, 1)"),  # type: ignore[arg-type]
+    "odd width": (lambda: Layout.regular(flop, 8, extra=3), "divisible by 2, got dim=8, extra=3"),
+    "extra": (lambda: Layout.regular(flop, 4, extra=6), "extra <= dim, got dim=4, extra=6"),
+    "negative width": (lambda: Layout.regular(flop, -2), "got dim=-2, extra=0"),
+    "half": (lambda: UNEVEN * 0.5, "times 0.5 is not a whole number of copies"),
+    "infinite": (lambda: UNEVEN * float("inf"), "times inf is not a whole number of copies"),
+    "unknown group": (lambda: Layout.regular("flap", 4), "unknown group 'flap'"),
+    "copies of unequal shares": (lambda: Layout(flop, (2, 3)).copies, "got Layout(flop, even=2, odd=3)"),
+    "extra of unequal shares": (lambda: Layout(octic, (2, 2, 2, 2, 3)).extra, "equal shares of all irreps"),
+    "packed width": (lambda: UNEVEN.split(torch.zeros(4, 6)), "has 7 channels, got a tensor of shape (4, 6)"),
+    "packed scalar": (lambda: UNEVEN.split(torch.tensor(1.0)), "got a tensor of shape ()"),
+    "one part": (lambda: UNEVEN.parts(zeros((4, 5)), "Block"), "Block: Layout(flop, even=5, odd=2) needs parts"),
+    "no part": (lambda: UNEVEN.merge(()), "(..., 5), (..., 2), got "),
+    "leading axes": (lambda: UNEVEN.act(1, zeros((4, 5), (3, 2))), "(..., 5), (..., 2), got (4, 5), (3, 2)"),
+    "plane": (lambda: PLANE.merge(zeros((4, 1), (4, 1), (4, 3, 2))), "(..., 2, 3), got (4, 1), (4, 1), (4, 3, 2)"),
+    "tokens": (lambda: UNEVEN.act(1, UNEVEN.random(2, 5), (2, 3)), "grid (2, 3) needs parts (B, N, ...) with N >= 6"),
+    "rows on a grid": (lambda: UNEVEN.act(1, UNEVEN.random(6), (2, 3)), "got (6, 5)"),
+    "group without places": (
+        lambda: (layout := Layout.regular(abstract("S3"), 6)).act(1, layout.random(1, 2, 2)),
+        "got S3",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "got"),
-    [
-        (torch.zeros(4, 5), "a tensor of shape (4, 5)"),
-        ([[1.0], [2.0]], "[[1.0], [2.0]]"),
-        ((torch.zeros(2), None), "(tensor([0., 0.]), None)"),
-        (None, "None"),
-    ],
-    ids=["tensor", "list", "hole", "None"],
-)
-def test_what_is_not_a_tuple_of_tensors_is_refused(value: Any, got: str) -> None:
-    layout = Layout(flop, (3, 2))
-    message = f"feature: a feature of {layout} is a tuple of 2 tensors, got {got}"
-    for call in (layout.parts, layout.merge, partial(layout.act, 1)):
-        with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    call, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.parametrize("arguments", [{"dim": "384"}, {"dim": 192.0}, {"dim": 8, "extra": "2"}], ids=str)
+def test_widths_are_whole_numbers(arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"whole numbers, got dim={arguments['dim']!r}"):
+        Layout.regular(flop, **arguments)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(4, 5), [[1.0], [2.0]], (torch.zeros(2), None)], ids=str)
+def test_what_is_not_a_tuple_of_tensors_is_refused(value: Any) -> None:
+    for call in (UNEVEN.parts, UNEVEN.merge, partial(UNEVEN.act, 1)):
+        with pytest.raises(TypeError, match="is a tuple of 2 tensors, got"):
             call(value)
-
-
-@pytest.mark.parametrize(
-    ("leading", "grid", "got"),
-    [
-        ((2, 5), (2, 3), "grid (2, 3) needs parts (B, N, ...) with N >= 6, got (2, 5, 1)"),
-        ((6,), (2, 3), "grid (2, 3) needs parts (B, N, ...) with N >= 6, got (6, 1)"),
-    ],
-)
-def test_tokens_that_do_not_fill_the_grid_are_refused(
-    leading: tuple[int, ...], grid: tuple[int, int], got: str
-) -> None:
-    layout = Layout(flop, (1, 1))
-    with pytest.raises(ValueError, match=f"^{re.escape(got)}$"):
-        layout.act(1, feature(layout, *leading), grid)
-
-
-def test_maps_need_a_group_that_moves_places() -> None:
-    layout = Layout.regular(abstract("S3"), 6)
-    with pytest.raises(ValueError, match=r"^acting on an image needs a group .*, got S3$"):
-        layout.act(1, feature(layout, 1, 2, 2))
-    assert len(layout.act(1, feature(layout, 1, 4))) == 3
-
-
-@each_group
-def test_all_elements_move_a_feature_differently(group: Group) -> None:
-    layout = Layout.regular(group, group.order)
-    orbit = [layout.merge(layout.act(g, feature(layout, 1))) for g in range(group.order)]
-    for a, b in itertools.combinations(orbit, 2):
-        assert not torch.allclose(a, b)
-
-
-def test_small_slips_get_an_answer() -> None:
-    """An empty feature, a scalar, a list of multiplicities, an infinite factor."""
-    layout = Layout(flop, (1, 1))
-    with pytest.raises(ValueError, match=r"needs parts \(\.\.\., 1\), \(\.\.\., 1\), got $"):
-        layout.parts(())
-    with pytest.raises(ValueError, match=r"2 channels, got a tensor of shape \(\)"):
-        layout.split(torch.tensor(1.0))
-    with pytest.raises(ValueError, match=r"2 irreps \(even, odd\), got multiplicities \[1, 1\]"):
-        Layout(flop, [1, 1])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="times inf is not a whole number"):
-        layout * float("inf")

@@ -21,12 +21,15 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 """Pages of the site that lie outside of docs/."""
 COPIES = "files"
 """The folder of the site for other files of the repository that pages link to."""
-MOVED = {"docs/results/index.html": "results/report.html"}
-"""Files that would take the place of a page: a README.md becomes the index.html of its folder (see exclude_docs)."""
 REFERENCE: dict[str, tuple[str, dict[str, list[str] | None]]] = {
     "flopping": (
         "Groups, layouts and features: the values that everything else takes.",
-        {"flopping.groups": None, "flopping.features": None, "flopping.irreps": None, "flopping.symmetries": None},
+        {
+            "flopping.groups": None,
+            "flopping.features": None,
+            "flopping.groups.irreps": None,
+            "flopping.groups.symmetries": None,
+        },
     ),
     "nn": ("The layers. [Layers](../layers.md) says which groups each supports.", {"flopping.nn": None}),
     "models": (
@@ -36,18 +39,16 @@ REFERENCE: dict[str, tuple[str, dict[str, list[str] | None]]] = {
     "using": (
         "[Classifying](../predict.md), [exporting](../export.md), [showing](../show.md) and [probing](../probe.md).",
         {
-            "flopping.classifier": None,
-            "flopping.predict": None,
-            "flopping.photos": None,
-            "flopping.export": None,
-            "flopping.show.capture": None,
-            "flopping.probe": None,
+            "flopping.deploy": None,
+            "flopping.data.photos": None,
+            "flopping.lab.show": None,
+            "flopping.lab.probe": None,
         },
     ),
-    "functional": ("Pure operations on features.", {"flopping.functional": None, "flopping.grid": None}),
+    "functional": ("Pure operations on features.", {"flopping.functional": None, "flopping.functional.grid": None}),
     "testing": (
         "Whether a module follows its group, and which layer of a network is the first that doesn't.",
-        {"flopping.testing": None, "flopping.verify": None},
+        {"flopping.testing": None, "flopping.testing.verify": None},
     ),
     "checkpoints": (
         "Files of weights. [Checkpoints](../checkpoints.md) is an overview.",
@@ -57,26 +58,26 @@ REFERENCE: dict[str, tuple[str, dict[str, list[str] | None]]] = {
         "Recipes, jobs and runs. [Training](../training.md) has an example in Python.",
         {
             "flopping.training.recipe": None,
-            "flopping.training.job": ["Job", "Machine"],
+            "flopping.training.job": ["Job", "RunOptions"],
             "flopping.training.run": ["train"],
-            "flopping.training.trained": None,
-            "flopping.training.evaluate": ["Accuracy", "accuracy"],
-            "flopping.training.journal": ["read_log"],
-            "flopping.training.sources": ["open_source"],
+            "flopping.training.networks": ["find_checkpoint", "load_checkpoint", "open_checkpoint"],
+            "flopping.training.evaluate": ["Accuracy", "Evaluation", "accuracy", "evaluate_checkpoint"],
+            "flopping.training.run_log": ["read_log"],
+            "flopping.data.datasets": ["open_dataset"],
         },
     ),
     "bench": (
         "Counting and measuring. [Counting](../counting.md) and [measuring](../measuring.md) explain how.",
         {
-            "flopping.bench.count": None,
-            "flopping.bench.timing": None,
-            "flopping.bench.records": None,
-            "flopping.bench.measure": ["Session"],
+            "flopping.cost.count": None,
+            "flopping.cost.timing": None,
+            "flopping.cost.records": None,
+            "flopping.cost.measure": ["Session"],
         },
     ),
     "theory": (
         "Representations of any finite group, found numerically.",
-        {"flopping.representations": None, "flopping.characters": None},
+        {"flopping.groups.representations": None, "flopping.groups.characters": None},
     ),
 }
 """Pages of the API reference: what they are about, and their modules with the names to show (None: all public ones)."""
@@ -84,7 +85,7 @@ REFERENCE: dict[str, tuple[str, dict[str, list[str] | None]]] = {
 TITLES = {
     "flopping": "flopping",
     "using": "Networks in use",
-    "testing": "flopping.testing and flopping.verify",
+    "testing": "flopping.testing and flopping.testing.verify",
     "theory": "Theory",
 }
 
@@ -116,8 +117,8 @@ def in_the_site(target: str, source: str) -> tuple[str, Path | None]:
     """
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
     here = posixpath.dirname(place_of(source))
-    if path in PAGES | MOVED:
-        return posixpath.relpath((PAGES | MOVED)[path], here or "."), None
+    if path in PAGES:
+        return posixpath.relpath(PAGES[path], here or "."), None
     if path.startswith("docs/"):
         return posixpath.relpath(path.removeprefix("docs/"), here or "."), None
     place = f"{COPIES}/{path}"
@@ -150,8 +151,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, place, content=(ROOT / source).read_text(encoding="utf-8")))
     for subject in REFERENCE:
         files.append(File.generated(config, f"api/{subject}.md", content=reference_page(subject)))
-    for source, place in MOVED.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_bytes()))
     copies: dict[str, Path] = {}
     for file in files.documentation_pages():
         if not file.src_uri.startswith("api/"):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from flopping import Layout, flop
 from flopping import nn as fnn
-from flopping.bench.drawing import INK, WIDTH, finished, render, style
-from flopping.training.fashion import embedded
+from flopping.data.fashion import read_subset
+from flopping.lab.drawing import INK, WIDTH, finished, render, style
 
 DOCS = Path(__file__).parents[1] / "docs"
 SHOE = 0
@@ -44,7 +44,7 @@ def responses(image: Tensor) -> tuple[Tensor, Tensor]:
 
 def mirror() -> Figure:
     """A shoe and its mirror image, and what an even and an odd filter see of both."""
-    image = torch.from_numpy(embedded(train=False).images[SHOE].copy()).float() / 255
+    image = torch.from_numpy(read_subset(train=False)[0][SHOE]).float() / 255
     image = image[ROWS]
     figure: Any = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     rows = figure.subplots(2, 3)

@@ -1,7 +1,6 @@
 """Checkpoints from elsewhere in, safetensors out."""
 
-from flopping.checkpoints.convert import Converted, convert_reference
-from flopping.checkpoints.files import read_weights, write_weights
-from flopping.checkpoints.reference import load_reference, translate
+from flopping.checkpoints.reference import Converted, convert_reference, load_reference, translate
+from flopping.checkpoints.weight_files import read_weights, write_weights
 
 __all__ = ["Converted", "convert_reference", "load_reference", "read_weights", "translate", "write_weights"]

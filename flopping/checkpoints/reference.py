@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,21 @@ from typing import Any
 import timm
 from torch import Tensor
 
-from flopping.checkpoints.families import hierarchical_convnext, isotropic_convnext, resmlp, vision_transformer
-from flopping.checkpoints.files import read_weights, table_of_weights
+from flopping.checkpoints.reference_families import (
+    hierarchical_convnext,
+    isotropic_convnext,
+    resmlp,
+    vision_transformer,
+)
 from flopping.checkpoints.translation import Handoff, Hints, Translation, Weights
-from flopping.grid import Grid, as_pair
+from flopping.checkpoints.weight_files import read_weights, require_output, table_of_weights, write_weights
+from flopping.errors import UsageError, as_usage_error
+from flopping.functional.grid import Grid, as_pair
 from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.vision_transformer import VisionTransformer
-from flopping.models.weights import require_keys, require_shapes
+from flopping.models.weights import load_weights, require_keys
 from flopping.models.zoo import ZOO, Entry
 
 Family = tuple[str, type[Backbone], Callable[[Translation, Hints], None]]
@@ -59,7 +67,7 @@ def translate(
 ) -> Translation:
     """The registered name, the arguments and the weights of the network that a checkpoint holds."""
     if handoff not in (None, "hybrid", "abs"):
-        raise ValueError(f"handoff is 'hybrid' or 'abs', got {handoff!r}")
+        raise UsageError(f"handoff is 'hybrid' or 'abs', got {handoff!r}")
     if isinstance(checkpoint, (str, Path)):
         source = read_weights(checkpoint)
     else:
@@ -67,9 +75,11 @@ def translate(
     source = _stripped(source)
     model, family = _family_of(source)
     if model is not VisionTransformer and (num_heads is not None or handoff is not None):
-        raise ValueError(f"num_heads and handoff are for vision transformers, and this is a {model.__name__}")
+        raise UsageError(f"num_heads and handoff are for vision transformers, and this is a {model.__name__}")
+    with as_usage_error(ValueError):
+        size = None if img_size is None else as_pair(img_size, "img_size")
     found = Translation(source, model)
-    family(found, Hints(num_heads, None if img_size is None else as_pair(img_size, "img_size"), handoff))
+    family(found, Hints(num_heads, size, handoff))
     require_keys(source, found.wanted, f"a {model.__name__} of the reference code")
     found.name, found.args = _registered(model, found.args)
     return found
@@ -77,14 +87,55 @@ def translate(
 
 def build(found: Translation) -> Backbone:
     """The network of a translation, with its weights."""
-    model: Backbone = timm.model_entrypoint(found.name)(**found.args)
-    own = model.state_dict()
-    require_keys(found.weights, own, found.name)
-    require_shapes(
-        found.weights, own, found.name, {ours: " and ".join(theirs) for ours, theirs in found.origins.items()}
-    )
-    model.load_state_dict(found.weights)
+    with as_usage_error(ValueError):  # a number of heads that doesn't divide the width
+        model: Backbone = timm.model_entrypoint(found.name)(**found.args)
+    origins = {ours: " and ".join(theirs) for ours, theirs in found.origins.items()}
+    load_weights(model, found.weights, found.name, names=origins)
     return model
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A file that was written: which network it holds, and how to load it."""
+
+    path: Path
+    paper: str | None
+    name: str
+    args: dict[str, Any]
+
+    @property
+    def arguments(self) -> str:
+        """As they stand in a call."""
+        return ", ".join(f"{key}={value!r}" for key, value in self.args.items())
+
+    @property
+    def line(self) -> str:
+        """The Python that loads it.
+
+        >>> print(Converted(Path("a.safetensors"), None, "convnext_flop_test", {"num_classes": 5}).line)
+        timm.create_model("convnext_flop_test", checkpoint_path="a.safetensors", num_classes=5)
+        """
+        rest = f", {self.arguments}" if self.args else ""
+        path = json.dumps(str(self.path), ensure_ascii=False)
+        return f'timm.create_model("{self.name}", checkpoint_path={path}{rest})'
+
+
+def convert_reference(
+    source: str | Path,
+    out: str | Path,
+    *,
+    num_heads: int | None = None,
+    img_size: int | Grid | None = None,
+    handoff: Handoff | None = None,
+    overwrite: bool = False,
+) -> Converted:
+    """Rewrite a checkpoint of the reference code as a `.safetensors` file; arguments as for `load_reference`."""
+    out = Path(out)
+    require_output(out, overwrite)
+    found = translate(source, num_heads=num_heads, img_size=img_size, handoff=handoff)
+    metadata = {"architecture": found.name, "args": json.dumps(found.args)}
+    write_weights(build(found).state_dict(), out, metadata, overwrite=overwrite)
+    return Converted(out, paper_name(found), found.name, found.args)
 
 
 def paper_name(found: Translation) -> str | None:
@@ -117,7 +168,7 @@ def _family_of(source: Weights) -> tuple[type[Backbone], Callable[[Translation, 
     elif any(".attn.qkv." in key or "linear_tokens." in key or "conv_dw." in key for key in source):
         what += " but an ordinary one, as timm's, for our networks with group='trivial'"
     some = ", ".join(sorted(source)[:4])
-    raise ValueError(f"{what}; its keys are {some}, ...")
+    raise UsageError(f"{what}; its keys are {some}, ...")
 
 
 def _registered(model: type[Backbone], args: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

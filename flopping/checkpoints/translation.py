@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flopping.grid import Grid, as_pair
+from flopping.errors import UsageError
+from flopping.functional.grid import Grid, as_pair
 from flopping.models.backbone import Backbone
 
 Weights = Mapping[str, Tensor]
@@ -57,21 +58,21 @@ class Translation:
             self.weights[ours] = change(*values)
         except (ValueError, RuntimeError, IndexError) as error:
             shapes = ", ".join(f"{key} {tuple(self.source[key].shape)}" for key in theirs)
-            raise ValueError(f"this can't become {ours}: {shapes}") from error
+            raise UsageError(f"this can't become {ours}: {shapes}") from error
         self.origins[ours] = theirs
 
     def value(self, key: str) -> Tensor:
         """A value that decides about the architecture."""
         self.wanted.add(key)
         if key not in self.source:
-            raise ValueError(f"the checkpoint lacks {key}, which would tell what network it is")
+            raise UsageError(f"the checkpoint lacks {key}, which would tell what network it is")
         return self.source[key]
 
     def shape(self, key: str, axes: int) -> tuple[int, ...]:
         """A shape that decides about the architecture."""
         shape = tuple(self.value(key).shape)
         if len(shape) != axes:
-            raise ValueError(f"{key} has {axes} axes in the reference code, got shape {shape}")
+            raise UsageError(f"{key} has {axes} axes in the reference code, got shape {shape}")
         return shape
 
     def unused(self, key: str) -> None:
@@ -82,14 +83,14 @@ class Translation:
         """A key whose values the architecture fixes at zero; if they aren't, the network isn't this one."""
         self.wanted.add(key)
         if key in self.source and self.source[key].any():
-            raise ValueError(f"{key} must be zero, or the network would not follow the group")
+            raise UsageError(f"{key} must be zero, or the network would not follow the group")
 
     def depth(self, prefix: str) -> int:
         """How many blocks `prefix.0`, `prefix.1`, ... there are."""
         matches = (re.match(rf"{re.escape(prefix)}\.(\d+)\.", key) for key in self.source)
         numbers = sorted({int(match[1]) for match in matches if match})
         if not numbers or numbers != list(range(len(numbers))):
-            raise ValueError(f"{prefix} must be numbered from 0 without gaps, got {numbers}")
+            raise UsageError(f"{prefix} must be numbered from 0 without gaps, got {numbers}")
         return len(numbers)
 
 
@@ -104,15 +105,15 @@ def set_img_size(found: Translation, places: int, order: Tensor, img_size: Grid 
     if not _is_order_of((size[0] // patch[0], size[1] // patch[1]), order, places) or _rest(size, patch):
         what = f"the checkpoint has {places} tokens of {patch[0]} x {patch[1]} pixels"
         if img_size is None:
-            raise ValueError(f"{what}, not on a square grid: say img_size=(height, width) (--img-size)")
-        raise ValueError(f"{what}, in an order that img_size={img_size} doesn't give: say another one")
+            raise UsageError(f"{what}, not on a square grid: say img_size=(height, width) (--img-size)")
+        raise UsageError(f"{what}, in an order that img_size={img_size} doesn't give: say another one")
     found.args["img_size"] = size[0] if size[0] == size[1] else size
 
 
 def check_img_size(img_size: Grid, step: Grid) -> None:
     """Refuse a size for a network that takes images of any size, if it doesn't even take this one."""
     if _rest(img_size, step):
-        raise ValueError(f"images of this network have sizes that are multiples of {step}, got {img_size}")
+        raise UsageError(f"images of this network have sizes that are multiples of {step}, got {img_size}")
 
 
 def _rest(size: Grid, step: Grid) -> bool:

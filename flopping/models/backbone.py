@@ -7,31 +7,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-import torch
 from timm.layers import global_pool_nlc
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flopping.features import Feature, Layout
-from flopping.grid import Grid
+from flopping.features import Device, Dtype, Feature, Layout
+from flopping.functional.grid import Grid
 from flopping.models.schedule import Schedule
 from flopping.nn import Module
 from flopping.nn.drop import probability
 
-Station = list[nn.Module]
-"""Layers that run one after another."""
 Intermediate = Tensor | tuple[Tensor, Tensor]
 
 
 class Backbone(Module):
     """A network from images to logits, or to features, that behaves like every model of timm.
 
-    A subclass says how an image is embedded (`embed`), which layers follow, in stations after which features may be
-    taken (`stations`), and how the last feature becomes the tensor that the head reads (`finish`).
+    A subclass says how an image is embedded (`embed`), which layers follow, in stages after which features may be
+    taken (`stage_layers`), and how the last feature becomes the tensor that the head reads (`finish`).
     """
 
     num_prefix_tokens: int = 0
@@ -47,11 +43,11 @@ class Backbone(Module):
         self.drop_rate = probability(drop_rate)
         self.global_pool = self._checked_pool(global_pool)
         self.grad_checkpointing = False
-        self.is_cut = False  # whether layers in front of the head were pruned
+        self.is_pruned = False  # whether layers in front of the head are gone
         self.num_features: int
         self.head_hidden_size: int
         self.feature_info: list[dict[str, Any]] = []
-        self.layouts: list[Layout] = []  # of the feature after each station
+        self.layouts: list[Layout] = []  # of the feature after each stage
 
     def extra_repr(self) -> str:
         return ""
@@ -69,7 +65,7 @@ class Backbone(Module):
 
     @property
     @abstractmethod
-    def stations(self) -> list[Station]:
+    def stage_layers(self) -> list[list[nn.Module]]:
         """The layers behind the embedding, grouped by where features may be taken."""
 
     @abstractmethod
@@ -89,18 +85,42 @@ class Backbone(Module):
         """The last linear layer."""
 
     @abstractmethod
-    def _new_classifier(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def _new_classifier(self, device: Device, dtype: Dtype) -> None:
         """Replace the classifier by one for `num_classes` and `global_pool`."""
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier, for another number of classes; 0 for none."""
-        if self.is_cut and num_classes:
+        if self.is_pruned and num_classes:
             raise ValueError(f"what the head reads was pruned away, so there can't be {num_classes} classes")
         if global_pool is not None:
             self.global_pool = self._checked_pool(global_pool)
         self.num_classes = _checked_classes(num_classes)
         like = next(self.parameters())
         self._new_classifier(like.device, like.dtype)
+
+    @abstractmethod
+    def _init_weights(self) -> None:
+        """The last step of the constructor: weights that start otherwise than their layers start by themselves."""
+
+    def init_weights(self) -> None:
+        """Give all parameters and constants the values that the constructor gives them.
+
+        For a network that was built on the meta device and got its memory by `to_empty`. It draws the same random
+        numbers as the constructor, in the same order: after the same seed both networks are equal to the last bit.
+        """
+        self._call_layers("reset_parameters")
+        self._init_weights()
+        self.init_non_persistent_buffers()
+
+    def init_non_persistent_buffers(self) -> None:
+        """Give all constants their values: what a state dict, loaded after `to_empty`, does not hold."""
+        self._call_layers("init_non_persistent_buffers")
+
+    def _call_layers(self, method: str) -> None:
+        for layer in self.modules():
+            call = getattr(layer, method, None)
+            if layer is not self and call is not None:
+                call()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Forget activations inside blocks in the forward pass and compute them again in the backward pass."""
@@ -110,15 +130,12 @@ class Backbone(Module):
         """Parameters with more than one axis that are no weights of a linear map."""
         return set()
 
-    def _run(self, station: Station, x: Feature, **options: bool) -> Feature:
-        return run(station, x, self.grad_checkpointing, **options)
+    def _run(self, layers: Sequence[nn.Module], x: Feature) -> Feature:
+        return run(layers, x, self.grad_checkpointing)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Features behind the last block and the final norm, before pooling."""
-        feature = self.embed(x)
-        for station in self.stations:
-            feature = self._run(station, feature)
-        return self.finish(feature)
+        return self.finish(self._run([layer for stage in self.stage_layers for layer in stage], self.embed(x)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -143,14 +160,14 @@ class Backbone(Module):
             raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got {output_fmt!r}")
         if return_prefix_tokens and not self.num_prefix_tokens:
             raise ValueError(f"{type(self).__name__} has no prefix tokens to return")
-        stations = self.stations
-        take, last = feature_take_indices(len(stations), indices)
-        if stop_early and not intermediates_only and last + 1 < len(stations):
+        stages = self.stage_layers
+        take, last = feature_take_indices(len(stages), indices)
+        if stop_early and not intermediates_only and last + 1 < len(stages):
             raise ValueError(f"stopping after {last} there are no last features: say intermediates_only=True")
         feature = self.embed(x)
         found: list[Intermediate] = []
-        for i, station in enumerate(stations[: last + 1] if stop_early else stations):
-            feature = self._run(station, feature)
+        for i, layers in enumerate(stages[: last + 1] if stop_early else stages):
+            feature = self._run(layers, feature)
             if i in take:
                 dense = self._packed(feature, i, norm)
                 found.append(self._public(dense, x, output_fmt, return_prefix_tokens))
@@ -158,9 +175,9 @@ class Backbone(Module):
             return found
         return self.finish(feature), found
 
-    def _packed(self, x: Feature, station: int, norm: bool) -> Tensor:
-        """The feature behind a station as one tensor, channels last; normed where there is a norm to ask for."""
-        return self.layouts[station].merge(x)
+    def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
+        """The feature behind a stage as one tensor, channels last; normed where there is a norm to ask for."""
+        return self.layouts[stage].merge(x)
 
     def _public(self, x: Tensor, image: Tensor, output_fmt: str, prefix: bool) -> Intermediate:
         """Packed tokens `(B, N, C)` or maps `(B, H, W, C)` in the format that was asked for."""
@@ -174,13 +191,13 @@ class Backbone(Module):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what features at the given indices don't need; returns the indices counted from the front."""
-        take, last = feature_take_indices(len(self.stations), indices)
-        cut = last + 1 < len(self.stations)
-        if cut and not prune_head:
+        count = len(self.stage_layers)
+        take, last = feature_take_indices(count, indices)
+        if last + 1 < count and not prune_head:
             raise ValueError(f"behind index {last} there is nothing that the head could read: say prune_head=True")
-        self._cut(last + 1)
+        self._prune(last + 1)
         self.layouts, self.feature_info = self.layouts[: last + 1], self.feature_info[: last + 1]
-        self.is_cut = self.is_cut or cut
+        self.is_pruned = self.is_pruned or last + 1 < count
         if prune_norm:
             self._drop_norm()
         if prune_head:
@@ -194,15 +211,14 @@ class Backbone(Module):
         self.reset_classifier(0, "")
 
     @abstractmethod
-    def _cut(self, stations: int) -> None:
-        """Drop all layers behind a number of stations."""
+    def _prune(self, stages: int) -> None:
+        """Drop all layers behind a number of stages."""
 
 
-def run(layers: Station, x: Feature, checkpointing: bool, **options: bool) -> Feature:
-    """Layers in a row, the last one with options; with checkpointing, each computes its inside again for gradients."""
+def run(layers: Sequence[nn.Module], x: Feature, checkpointing: bool) -> Feature:
+    """Layers in a row; with checkpointing, each computes its inside again for gradients."""
     for layer in layers:
-        call = partial(layer, **options) if layer is layers[-1] else layer
-        x = checkpoint(call, x, use_reentrant=False) if checkpointing else call(x)
+        x = checkpoint(layer, x, use_reentrant=False) if checkpointing else layer(x)
     return x
 
 
@@ -216,6 +232,7 @@ class TokenBackbone(Backbone):
     """A network whose features are tokens `(B, N, ...)` all along: `blocks`, a final norm, a linear head."""
 
     global_pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "")
+    blocks: nn.ModuleList
     patch_embed_name: str
     """The attribute that holds the patch embedding: it differs between timm's models."""
 
@@ -228,54 +245,53 @@ class TokenBackbone(Backbone):
         drop_rate: float,
         global_pool: str,
         patch_size: int | Grid,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        device: Device,
+        dtype: Dtype,
     ) -> None:
         super().__init__(num_classes, in_chans, drop_rate, global_pool)
         self.embed_dim = embed_dim
-        self.layouts = [schedule.layout_out(i, embed_dim) for i in range(len(schedule.stretches))]
+        self.layouts = [schedule.layout_out(i, embed_dim) for i in range(len(schedule.segments))]
         self.last_layout = self.layouts[-1]
         self.handoffs = nn.ModuleDict()
         for block in schedule.handoffs:
             self.handoffs[str(block)] = schedule.handoff(block, embed_dim, device=device, dtype=dtype)
-        self.blocks = nn.ModuleList()
         reduction = patch_size if isinstance(patch_size, int) else max(patch_size)
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": layout.dim, "reduction": reduction}
             for i, layout in enumerate(self.layouts)
         ]
 
-    def _make_head(self, width: int, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def _make_head(self, width: int, device: Device, dtype: Dtype) -> None:
         self.num_features = self.head_hidden_size = width
         self.head_drop = nn.Dropout(self.drop_rate)
         self._new_classifier(device, dtype)
 
-    def _new_classifier(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def _new_classifier(self, device: Device, dtype: Dtype) -> None:
         self.head = linear_or_identity(self.num_features, self.num_classes, device, dtype).train(self.training)
 
     @property
-    def stations(self) -> list[Station]:
+    def stage_layers(self) -> list[list[nn.Module]]:
         return [
             [self.handoffs[str(i)], block] if str(i) in self.handoffs else [block]
             for i, block in enumerate(self.blocks)
         ]
 
-    def _packed(self, x: Feature, station: int, norm: bool) -> Tensor:
+    def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
         if norm and isinstance(self.norm, nn.Identity):
             raise ValueError("norm=True: the final norm was pruned away")
-        if norm and self.layouts[station] != self.last_layout:
+        if norm and self.layouts[stage] != self.last_layout:
             raise ValueError(
-                f"norm=True: behind block {station} there is {self.layouts[station]}, but the final norm takes"
+                f"norm=True: behind block {stage} there is {self.layouts[stage]}, but the final norm takes"
                 f" {self.last_layout}; choose blocks behind the last hand-off"
             )
-        return self.finish(x) if norm else super()._packed(x, station, norm)
+        return self.finish(x) if norm else super()._packed(x, stage, norm)
 
     def _drop_norm(self) -> None:
         self.norm = nn.Identity()
 
-    def _cut(self, stations: int) -> None:
-        self.blocks = self.blocks[:stations]
-        for block in [key for key in self.handoffs if int(key) >= stations]:
+    def _prune(self, stages: int) -> None:
+        self.blocks = self.blocks[:stages]
+        for block in [key for key in self.handoffs if int(key) >= stages]:
             del self.handoffs[block]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -293,9 +309,7 @@ class TokenBackbone(Backbone):
         return logits
 
 
-def linear_or_identity(
-    width: int, num_classes: int, device: torch.device | str | None, dtype: torch.dtype | None
-) -> nn.Module:
+def linear_or_identity(width: int, num_classes: int, device: Device, dtype: Dtype) -> nn.Module:
     """A classifier; nothing for no classes."""
     return nn.Linear(width, num_classes, device=device, dtype=dtype) if num_classes else nn.Identity()
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Feature, Layout, is_symbolic
+from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
 from flopping.functional import Pointwise
-from flopping.grid import Grid, as_pair
+from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
-from flopping.models.backbone import Backbone, Station, joint_eps, linear_or_identity, run
+from flopping.models.backbone import Backbone, joint_eps, linear_or_identity, run
 from flopping.models.initialise import initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
-from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, Mlp, Module, PatchEmbed
+from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, LayerScale, Mlp, Module, PatchEmbed
 from flopping.nn.activation import pointwise_function
 from flopping.nn.drop import probability
 from flopping.nn.norm import layer_scale
@@ -26,7 +26,8 @@ from flopping.nn.norm import layer_scale
 class ConvNeXtBlock(Module):
     """x + gamma(mlp(norm(depthwise filter(x)))) on maps; `init_values=None` leaves the layer scale out.
 
-    `invariant_only` as in a transformer block; called with it, any block gives the trivial irrep alone.
+    `invariant_only` as in a transformer block. Called with it, in evaluation, any block gives the trivial irrep alone,
+    which is all that a head reads.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in ConvNeXtBlock(layout)(layout.random(2, 5, 7))]
@@ -47,8 +48,8 @@ class ConvNeXtBlock(Module):
         eps: float = 1e-6,
         function: Pointwise = nn.functional.gelu,
         invariant_only: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
@@ -61,11 +62,16 @@ class ConvNeXtBlock(Module):
 
     def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
         x = self.in_layout.parts(x, "ConvNeXtBlock", self.leading)
-        branch = self.mlp(self.norm(self.conv_dw(x)), invariant_only)
-        if not isinstance(self.gamma, nn.Identity):
-            branch = self.gamma(branch, invariant_only)
-        only = self.invariant_only or invariant_only is True  # a flag that torch.fx traces is the default
-        return functional.residual(x, self.drop_path(branch, invariant_only), only)
+        filtered = self.norm(self.conv_dw(x))
+        if invariant_only is True:  # not a value that torch.fx traces
+            return functional.residual(x, self._invariant_branch(filtered), True)
+        return functional.residual(x, self.drop_path(self.gamma(self.mlp(filtered))), self.invariant_only)
+
+    def _invariant_branch(self, filtered: Feature) -> Feature:
+        name = self.in_layout.group.irreps[0].name
+        even, *none = functional.invariant_only(self.mlp.act(self.mlp.fc1(filtered)))
+        even = getattr(self.mlp.fc2, name)(even)
+        return even * self.gamma.gamma[name] if isinstance(self.gamma, LayerScale) else even, *none
 
 
 class Stage(nn.Module):
@@ -79,25 +85,27 @@ class Stage(nn.Module):
         self.grad_checkpointing = False
 
     @property
-    def steps(self) -> list[Station]:
+    def steps(self) -> list[list[nn.Module]]:
         """The layers of each block, with what stands before it."""
-        steps: list[Station] = [[block] for block in self.blocks]
+        steps: list[list[nn.Module]] = [[block] for block in self.blocks]
         for i, handoff in self.handoffs.items():
             steps[int(i)].insert(0, handoff)
         if not isinstance(self.downsample, nn.Identity):
             steps[0].insert(0, self.downsample)
         return steps
 
-    def cut(self, blocks: int) -> None:
+    def prune(self, blocks: int) -> None:
+        """Drop all layers behind a number of blocks."""
         self.blocks = self.blocks[:blocks]
         for i in [key for key in self.handoffs if int(key) >= blocks]:
             del self.handoffs[i]
 
     def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
-        *steps, last = self.steps
-        for step in steps:
-            x = run(step, x, self.grad_checkpointing)
-        return run(last, x, self.grad_checkpointing, invariant_only=invariant_only)
+        *layers, last = [layer for step in self.steps for layer in step]
+        x = run(layers, x, self.grad_checkpointing)
+        if invariant_only is True:  # not a value that torch.fx traces
+            return cast(Feature, last(x, invariant_only))
+        return run([last], x, self.grad_checkpointing)
 
 
 class MapHead(nn.Module):
@@ -106,9 +114,7 @@ class MapHead(nn.Module):
     Without pooling the norm and the linear layer are applied to every place, and the result is `(B, C, H, W)`.
     """
 
-    def __init__(
-        self, width: int, drop_rate: float, eps: float, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, width: int, drop_rate: float, eps: float, device: Device, dtype: Dtype) -> None:
         super().__init__()
         self.pool = True
         self.norm: nn.Module = nn.LayerNorm(width, eps, device=device, dtype=dtype)
@@ -157,8 +163,8 @@ class ConvNeXt(Backbone):
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
         invariant_share: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(num_classes, in_chans, drop_rate, global_pool)
         if len(depths) != len(dims) or not depths or min(depths) < 1:
@@ -166,9 +172,7 @@ class ConvNeXt(Backbone):
         self.isotropic = len(depths) == 1
         self.patch_size = as_pair(patch_size, "patch_size")
         schedule = Schedule(group, sum(depths), handoffs, invariant_share)
-        rates = torch.linspace(
-            0, probability(drop_path_rate), sum(depths), device="cpu"
-        ).tolist()  # rising, as ConvNeXt has it
+        rates = torch.linspace(0, probability(drop_path_rate), sum(depths), device="cpu").tolist()
 
         def norm(layout: Layout) -> LayerNorm:
             return LayerNorm(layout, joint_eps(norm_eps, layout), device=device, dtype=dtype)
@@ -214,6 +218,10 @@ class ConvNeXt(Backbone):
         self.head_hidden_size = layout.multiplicities[0]
         self.head = MapHead(self.head_hidden_size, drop_rate, norm_eps, device, dtype)
         self._new_classifier(device, dtype)
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        embed = cast(PatchEmbed, self.stem[0])
         linear_(embed.proj)
         initialise(self, skip=embed, head_dim=self.num_features)
 
@@ -232,23 +240,22 @@ class ConvNeXt(Backbone):
         ]
 
     @property
-    def stations(self) -> list[Station]:
+    def stage_layers(self) -> list[list[nn.Module]]:
         return cast(Stage, self.stages[0]).steps if self.isotropic else [[stage] for stage in self.stages]
 
-    def _run(self, station: Station, x: Feature, **options: bool) -> Feature:
-        checkpointing = self.grad_checkpointing and self.isotropic  # else a stage does it, block by block
-        return run(station, x, checkpointing, **options)
+    def _run(self, layers: Sequence[nn.Module], x: Feature) -> Feature:
+        return run(layers, x, self.grad_checkpointing and self.isotropic)  # else a stage does it, block by block
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(enable)
         for stage in self.stages:
             cast(Stage, stage).grad_checkpointing = enable
 
-    def _cut(self, stations: int) -> None:
+    def _prune(self, stages: int) -> None:
         if self.isotropic:
-            cast(Stage, self.stages[0]).cut(stations)
+            cast(Stage, self.stages[0]).prune(stages)
         else:
-            self.stages = self.stages[:stations]
+            self.stages = self.stages[:stages]
 
     def _drop_head(self) -> None:
         super()._drop_head()
@@ -277,11 +284,9 @@ class ConvNeXt(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:  # all parameters take part, as distributed training asks, though the head reads even only
             return super().forward(x)
-        *stations, last = self.stations
-        feature = self.embed(x)
-        for station in stations:
-            feature = self._run(station, feature)
-        logits: Tensor = self.head(self._run(last, feature, invariant_only=True)[0])
+        *layers, last = [layer for stage in self.stage_layers for layer in stage]
+        feature = last(self._run(layers, self.embed(x)), invariant_only=True)
+        logits: Tensor = self.head(feature[0])
         return logits
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -297,7 +302,7 @@ class ConvNeXt(Backbone):
     def get_classifier(self) -> nn.Module:
         return self.head.fc
 
-    def _new_classifier(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def _new_classifier(self, device: Device, dtype: Dtype) -> None:
         self.head.pool = self.global_pool == "avg"
         self.head.fc = linear_or_identity(self.head_hidden_size, self.num_classes, device, dtype).train(self.training)
 

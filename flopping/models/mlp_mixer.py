@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout
 from flopping.functional import Pointwise
-from flopping.grid import Grid, as_pair
+from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import TokenBackbone
 from flopping.models.initialise import initialise, linear_
@@ -35,20 +34,17 @@ class OrientedMlp(Mlp):
         *,
         out: Layout | None = None,
         drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         out = layout if out is None else out
         super().__init__(layout, layout * mlp_ratio, function, out=out, drop=drop, device=device, dtype=dtype)
         self.shift1 = OrientedBias(self.hidden, grid_size, device=device, dtype=dtype)
         self.shift2 = OrientedBias(out, grid_size, device=device, dtype=dtype)
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+    def forward(self, x: Feature) -> Feature:
         hidden = self.drop1(self.act(self.shift1(self.fc1(x))))
-        branch = self.fc2(hidden, invariant_only)
-        if invariant_only is not True:  # a flag that torch.fx traces is the default
-            branch = self.shift2(branch)
-        out: Feature = self.drop2(branch, invariant_only)
+        out: Feature = self.drop2(self.shift2(self.fc2(hidden)))
         return out
 
 
@@ -76,8 +72,8 @@ class ResMlpBlock(Module):
         drop_path: float = 0.0,
         function: Pointwise = nn.functional.gelu,
         invariant_only: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
@@ -106,6 +102,7 @@ class ResMlp(TokenBackbone):
     Arguments as for `VisionTransformer`. The head reads every token from its own side of the image (`Orient`), so
     `forward_features` has invariant channels only, in the order of the image's patches.
 
+    >>> import torch
     >>> model = ResMlp(img_size=32, patch_size=8, embed_dim=16, depth=2, num_classes=10)
     >>> x = torch.randn(2, 3, 32, 32)
     >>> bool(torch.allclose(model(x), model(x.flip(-1)), atol=1e-5)), model.num_features
@@ -134,14 +131,15 @@ class ResMlp(TokenBackbone):
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
         invariant_share: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         schedule = Schedule(group, depth, handoffs, invariant_share)
         super().__init__(schedule, embed_dim, num_classes, in_chans, drop_rate, global_pool, patch_size, device, dtype)
         first, last = schedule.first.layout(embed_dim), self.layouts[-1]
         self.stem = PatchEmbed(first, img_size, patch_size, in_chans, device=device, dtype=dtype)
         grid = self.grid_of(as_pair(img_size, "img_size"))
+        self.blocks = nn.ModuleList()
         for i in range(depth):
             layout = schedule.layout_in(i, embed_dim)
             self.blocks.append(
@@ -161,8 +159,11 @@ class ResMlp(TokenBackbone):
         self.orient = Orient(last, grid, device=device, dtype=dtype)
         self.norm = Affine(last.invariant_part, device=device, dtype=dtype)
         self._make_head(last.multiplicities[0], device, dtype)
+        self._init_weights()
+
+    def _init_weights(self) -> None:
         linear_(self.stem.proj, std=self.stem.proj.in_layout.dim**-0.5)
-        initialise(self, skip=self.stem, head_dim=embed_dim)
+        initialise(self, skip=self.stem, head_dim=self.embed_dim)
 
     def grid_of(self, img_size: Grid) -> Grid:
         return self.stem.grid_of(img_size)

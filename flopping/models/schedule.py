@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
-from flopping.features import Layout
+from flopping.features import Device, Dtype, Layout
 from flopping.groups import Group, get_group, grid_groups, trivial
 from flopping.nn import AbsToInvariant, Module, Restrict, ToInvariant, ToRegular
 
@@ -18,10 +16,10 @@ _KINDS = ("hybrid", "invariant", "abs")
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Blocks in a row that share a group and the share of their channels that are invariant beyond the regular ones.
 
-    >>> Stretch(get_group("flop"), 1 / 3).layout(384)
+    >>> Segment(get_group("flop"), 1 / 3).layout(384)
     Layout(flop, even=256, odd=128)
     """
 
@@ -37,29 +35,25 @@ class Stretch:
             )
         return Layout.regular(self.group, dim, extra=extra)
 
-    def after(self, handoff: str) -> Stretch:
+    def after(self, handoff: str) -> Segment:
         """What follows a hand-off."""
         if handoff == "hybrid":
-            return Stretch(trivial)
+            return Segment(trivial)
         if handoff in ("invariant", "abs"):
             return replace(self, invariant_share=1.0)
         return replace(self, group=get_group(handoff))
 
 
 class Schedule:
-    """The stretches of a network, block by block.
+    """The segments of a network, block by block.
 
     >>> schedule = Schedule("flop", depth=4, handoffs={2: "hybrid"})
-    >>> [stretch.group.name for stretch in schedule.stretches]
+    >>> [segment.group.name for segment in schedule.segments]
     ['flop', 'flop', 'trivial', 'trivial']
     """
 
     def __init__(
-        self,
-        group: str | Group,
-        depth: int,
-        handoffs: Handoffs | None = None,
-        invariant_share: float = 0.0,
+        self, group: str | Group, depth: int, handoffs: Handoffs | None = None, invariant_share: float = 0.0
     ) -> None:
         if not 0 <= invariant_share <= 1:
             raise ValueError(f"invariant_share is between 0 and 1, got {invariant_share}")
@@ -68,28 +62,28 @@ class Schedule:
         self.handoffs = _checked(handoffs, depth)
         if self.handoffs.get(0) == "invariant":
             raise ValueError("an invariant hand-off stands behind one block at least, got one before block 0")
-        self.first = Stretch(get_group(group), invariant_share)
-        stretches = []
-        stretch = self.first
+        self.first = Segment(get_group(group), invariant_share)
+        segments = []
+        segment = self.first
         for block in range(depth):
             if block in self.handoffs:
-                stretch = stretch.after(self.handoffs[block])
-            stretches.append(stretch)
-        self.stretches = tuple(stretches)
+                segment = segment.after(self.handoffs[block])
+            segments.append(segment)
+        self.segments = tuple(segments)
 
     def layout_in(self, block: int, dim: int) -> Layout:
         """What a block takes."""
-        return self.stretches[block].layout(dim)
+        return self.segments[block].layout(dim)
 
     def layout_out(self, block: int, dim: int) -> Layout:
         """What a block gives: only the trivial irrep where an invariant hand-off, which drops the rest, follows."""
         layout = self.layout_in(block, dim)
         return layout.invariant_part if self.handoffs.get(block + 1) == "invariant" else layout
 
-    def handoff(self, block: int, dim: int, *, device: torch.device | str | None, dtype: torch.dtype | None) -> Module:
+    def handoff(self, block: int, dim: int, *, device: Device, dtype: Dtype) -> Module:
         """The layer that stands before a block of `handoffs`."""
         kind = self.handoffs[block]
-        layout = (self.stretches[block - 1] if block else self.first).layout(dim)
+        layout = (self.segments[block - 1] if block else self.first).layout(dim)
         layers: dict[str, Callable[[], Module]] = {
             "hybrid": lambda: ToRegular(layout),
             "invariant": lambda: ToInvariant(layout.invariant_part, dim, device=device, dtype=dtype),
@@ -103,23 +97,14 @@ def _checked(handoffs: Handoffs | None, depth: int) -> dict[int, str]:
         raise TypeError(f"handoffs say what happens before which block, e.g. {{6: 'hybrid'}}, got {handoffs!r}")
     found: dict[int, str] = {}
     for key, kind in (handoffs or {}).items():
-        block = _block(key, depth)
+        # JSON, where configurations are kept, makes strings of numbers
+        block = int(key) if isinstance(key, int) or (isinstance(key, str) and key.isdecimal()) else -1
+        if not 0 <= block < depth:
+            raise ValueError(f"a hand-off stands before one of the blocks 0 to {depth - 1}, got {key!r}")
         if block in found:
             raise ValueError(f"two hand-offs stand before block {block}: {dict(handoffs or {})}")
-        found[block] = _kind(kind)
+        name = kind.name if isinstance(kind, Group) else kind
+        if name not in _KINDS and name not in grid_groups():
+            raise ValueError(f"a hand-off is {', '.join(_KINDS)} or a group ({', '.join(grid_groups())}), got {kind!r}")
+        found[block] = name
     return found
-
-
-def _block(key: int | str, depth: int) -> int:
-    """A block index; JSON, where configurations are kept, makes strings of them."""
-    block = int(key) if isinstance(key, int) or (isinstance(key, str) and key.isdecimal()) else -1
-    if not 0 <= block < depth:
-        raise ValueError(f"a hand-off stands before one of the blocks 0 to {depth - 1}, got {key!r}")
-    return block
-
-
-def _kind(kind: str | Group) -> str:
-    name = kind.name if isinstance(kind, Group) else kind
-    if name not in _KINDS and name not in grid_groups():
-        raise ValueError(f"a hand-off is {', '.join(_KINDS)} or a group ({', '.join(grid_groups())}), got {kind!r}")
-    return name

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from flopping.features import Feature
+from flopping.features import Device, Dtype, Feature
 from flopping.functional import Pointwise
-from flopping.grid import Grid, as_pair
+from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import TokenBackbone, joint_eps
 from flopping.models.initialise import initialise
@@ -28,6 +27,7 @@ class VisionTransformer(TokenBackbone):
     Features behind the final norm (`forward_features`, pooled features, num_classes=0) are the invariant channels
     only, `num_features` of them. `forward_intermediates` gives even and odd ones.
 
+    >>> import torch
     >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=10)
     >>> x = torch.randn(2, 3, 32, 32)
     >>> bool(torch.allclose(model(x), model(x.flip(-1)), atol=1e-5)), model.num_features
@@ -63,8 +63,8 @@ class VisionTransformer(TokenBackbone):
         handoffs: Handoffs | None = None,
         invariant_share: float = 0.0,
         readout: Literal["even", "abs"] = "even",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         schedule = Schedule(group, depth, handoffs, invariant_share)
         self.num_prefix_tokens = int(class_token)
@@ -81,6 +81,7 @@ class VisionTransformer(TokenBackbone):
         self.cls_token: nn.Module = ClassToken(first, device=device, dtype=dtype) if class_token else nn.Identity()
         self.pos_drop = Dropout(first, pos_drop_rate)
         function = pointwise_function(act_layer)
+        self.blocks = nn.ModuleList()
         for i in range(depth):
             layout = schedule.layout_in(i, embed_dim)
             self.blocks.append(
@@ -100,18 +101,16 @@ class VisionTransformer(TokenBackbone):
                     dtype=dtype,
                 )
             )
-        self.norm = LayerNorm(
-            last,
-            joint_eps(norm_eps, last),
-            invariant_only=readout == "even",
-            device=device,
-            dtype=dtype,
-        )
+        eps, even_only = joint_eps(norm_eps, last), readout == "even"
+        self.norm = LayerNorm(last, eps, invariant_only=even_only, device=device, dtype=dtype)
         self.readout = AbsToInvariant(last) if readout == "abs" else nn.Identity()
         self._make_head(last.dim if readout == "abs" else last.multiplicities[0], device, dtype)
+        self._init_weights()
+
+    def _init_weights(self) -> None:
         # A class token starts without an odd part, so the norm doubles the variance of its even one (for flop),
         # and the head's weights need not be wider to make up for reading half of the channels.
-        width = self.num_features if global_pool == "token" else embed_dim
+        width = self.num_features if self.global_pool == "token" else self.embed_dim
         initialise(self, skip=self.patch_embed, head_dim=width)
 
     def grid_of(self, img_size: Grid) -> Grid:

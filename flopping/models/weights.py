@@ -11,7 +11,8 @@ import torch
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from flopping.grid import Grid
+from flopping.errors import UsageError, pluralize, shorten
+from flopping.functional.grid import Grid
 from flopping.models.backbone import Backbone
 from flopping.nn import Downsample, PatchEmbed, PosEmbed
 
@@ -38,8 +39,7 @@ def from_timm(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
     """
     found = _renamed(state_dict, model)
     own = model.state_dict()
-    require_keys(found, own, type(model).__name__, {key: timm_name(key, model) for key in own})
-    require_shapes(found, own, type(model).__name__, {key: timm_name(key, model) for key in own})
+    check_weights(found, own, type(model).__name__, {key: timm_name(key, model) for key in own})
     return found
 
 
@@ -65,10 +65,7 @@ def _with_axes(value: Tensor, axes: int) -> Tensor:
 
 
 def require_keys(
-    state_dict: Mapping[str, Any],
-    wanted: Iterable[str],
-    what: str,
-    names: Mapping[str, str] | None = None,
+    state_dict: Mapping[str, Any], wanted: Iterable[str], what: str, names: Mapping[str, str] | None = None
 ) -> None:
     """Refuse weights that lack some of the wanted keys, or have others; `names` are what their source calls them."""
     differences = {"lack": set(wanted) - set(state_dict), "have also": set(state_dict) - set(wanted)}
@@ -76,30 +73,48 @@ def require_keys(
     for label, keys in differences.items():
         if keys:
             shown = sorted((names or {}).get(key, key) for key in keys)
-            parts.append(f"{label} {len(keys)} {'key' if len(keys) == 1 else 'keys'} ({_shortened(shown)})")
+            parts.append(f"{label} {pluralize(len(keys), 'key')} ({shorten(shown, 4)})")
     if parts:
-        raise ValueError(f"these weights don't fit {what}: they {' and '.join(parts)}")
+        raise UsageError(f"these weights don't fit {what}: they {' and '.join(parts)}")
 
 
-def require_shapes(
-    state_dict: Mapping[str, Tensor],
-    wanted: Mapping[str, Tensor],
-    what: str,
-    names: Mapping[str, str] | None = None,
+def check_weights(
+    state_dict: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str, names: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse weights of other shapes; `names` are what their source calls them."""
+    """Refuse weights of other keys or other shapes; `names` are what their source calls them."""
+    require_keys(state_dict, wanted, what, names)
     wrong = [
         f"{(names or {}).get(key, key)} gives {key} {tuple(state_dict[key].shape)}, not {tuple(value.shape)}"
         for key, value in wanted.items()
-        if key in state_dict and state_dict[key].shape != value.shape
+        if state_dict[key].shape != value.shape
     ]
     if wrong:
         count = "1 size differs" if len(wrong) == 1 else f"{len(wrong)} sizes differ"
-        raise ValueError(f"these weights don't fit {what}: {count} ({_shortened(wrong)})")
+        raise UsageError(f"these weights don't fit {what}: {count} ({shorten(wrong, 4)})")
 
 
-def _shortened(items: list[str]) -> str:
-    return ", ".join(items[:4]) + (", ..." if len(items) > 4 else "")
+@torch.no_grad()
+def load_weights(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    what: str | None = None,
+    *,
+    names: Mapping[str, str] | None = None,
+    keep: Iterable[str] = (),
+) -> None:
+    """Copy weights into a network that has these keys and shapes exactly; what it calls `keep` stays as it is.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> load_weights(layer, {"weight": torch.ones(1, 2)}, keep=["bias"])
+    >>> load_weights(layer, {"weight": torch.ones(1, 3), "bias": torch.ones(1)})
+    Traceback (most recent call last):
+    ...
+    flopping.errors.UsageError: these weights don't fit Linear: 1 size differs (weight gives weight (1, 3), not (1, 2))
+    """
+    own = {key: value for key, value in model.state_dict().items() if key not in set(keep)}
+    check_weights(weights, own, what or type(model).__name__, names)
+    for key, value in own.items():
+        value.copy_(weights[key])
 
 
 def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
@@ -110,7 +125,7 @@ def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
     replaces the classifier, would load what it finds and say nothing.
     """
     if not isinstance(model, Backbone):
-        raise ValueError(f"expected a network of this library, got {type(model).__name__}")
+        raise TypeError(f"expected a network of this library, got {type(model).__name__}")
     own = model.state_dict()
     classifier = {f"{name}.{kind}" for name in ("head", "head.fc") for kind in ("weight", "bias")}
     only_ours = set(own) - {timm_name(key, model) for key in own}
@@ -157,4 +172,4 @@ def _square_grid(stored: Mapping[str, Tensor], layer: PosEmbed) -> Grid:
         if {irrep: value.shape for irrep, value in guess.weight.items()} == shapes:
             return guess.grid_size
     counts = {irrep: tuple(shape) for irrep, shape in shapes.items()}
-    raise ValueError(f"positions {counts} belong to no square grid; load them at their own size, then set_input_size")
+    raise UsageError(f"positions {counts} belong to no square grid; load them at their own size, then set_input_size")

@@ -12,12 +12,13 @@ import timm
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
+from flopping.errors import UsageError
 from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
+from flopping.models.paper import ordinary_name
 from flopping.models.vision_transformer import VisionTransformer
 from flopping.models.weights import checkpoint_filter_fn
-from flopping.paper import ordinary_name
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,8 @@ def _vits() -> Iterator[Entry]:
             if handoff is not None:
                 args["handoffs"] = {depth // 2: handoff}
             paper = None if size in tests else f"{letter}(ViT-{size[0].upper()})"
-            yield Entry(
-                f"deit3_flop_{prefix}{size}_patch{patch}_{img_size}",
-                paper,
-                VisionTransformer,
-                args,
-                img_size,
-            )
+            name = f"deit3_flop_{prefix}{size}_patch{patch}_{img_size}"
+            yield Entry(name, paper, VisionTransformer, args, img_size)
 
 
 def _resmlps() -> Iterator[Entry]:
@@ -207,7 +203,7 @@ def registered_name(name: str) -> str:
     >>> registered_name("E(ViT-X)")
     Traceback (most recent call last):
     ...
-    ValueError: no model is called 'E(ViT-X)'; the closest are E(ViT-S), E(ViT-L), E(ViT-H)
+    flopping.errors.UsageError: no model is called 'E(ViT-X)'; the closest are E(ViT-S), E(ViT-L), E(ViT-H)
     """
     papers = paper_names()
     found = {_plain(paper): registered for paper, registered in papers.items()}.get(_plain(name))
@@ -215,7 +211,7 @@ def registered_name(name: str) -> str:
         return found
     if timm.is_model(name):
         return name
-    raise ValueError(f"no model is called {name!r}{closest(name)}")
+    raise UsageError(f"no model is called {name!r}{closest(name)}")
 
 
 def closest(name: str, also: Iterable[str] = ()) -> str:

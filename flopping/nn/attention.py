@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from flopping import functional
-from flopping.features import Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout
 from flopping.nn.drop import Dropout, probability
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
@@ -33,8 +31,8 @@ class Attention(Module):
         qkv_bias: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(layout, layout)
         if num_heads < 1 or any(m % num_heads for m in layout.multiplicities):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 
 from flopping import functional
-from flopping.features import Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout
 from flopping.functional import Pointwise
 from flopping.nn.activation import Activation
 from flopping.nn.attention import Attention
@@ -17,7 +16,7 @@ from flopping.nn.norm import LayerNorm, layer_scale
 
 
 class Mlp(Module):
-    """Linear, activation, Linear, on every place for itself; `invariant_only` as in `Linear`.
+    """Linear, activation, Linear, on every place for itself.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -33,8 +32,8 @@ class Mlp(Module):
         *,
         out: Layout | None = None,
         drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         out = layout if out is None else out
         super().__init__(layout, out)
@@ -45,9 +44,9 @@ class Mlp(Module):
         self.fc2 = Linear(self.hidden, out, device=device, dtype=dtype)
         self.drop2 = Dropout(out, drop)
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+    def forward(self, x: Feature) -> Feature:
         hidden = self.drop1(self.act(self.fc1(x)))
-        out: Feature = self.drop2(self.fc2(hidden, invariant_only), invariant_only)
+        out: Feature = self.drop2(self.fc2(hidden))
         return out
 
 
@@ -81,8 +80,8 @@ class TransformerBlock(Module):
         function: Pointwise = F.gelu,
         eps: float = 1e-6,
         invariant_only: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)

@@ -5,19 +5,18 @@ Both need a group whose irreps are all 1-dimensional, so that the product of two
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopping.features import Feature, Layout, is_symbolic
-from flopping.grid import Fold, Symmetric, basis_of
+from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
+from flopping.functional.grid import Fold, basis_of
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
+from flopping.nn.symmetric import SymmetricModule
 
 
-class DepthwiseConv2d(Module):
+class DepthwiseConv2d(SymmetricModule):
     """One filter per channel; the filter's parity turns the parity of its input into that of its output.
 
     For flop half of the channels of each parity keep it (symmetric filter) and half change it (antisymmetric
@@ -31,17 +30,10 @@ class DepthwiseConv2d(Module):
     {'even_to_even': (2, 6), 'even_to_odd': (2, 3), 'odd_to_even': (2, 3), 'odd_to_odd': (2, 6)}
     """
 
-    in_layout: Layout
     leading = 3
 
     def __init__(
-        self,
-        layout: Layout,
-        kernel_size: int = 7,
-        bias: bool = True,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, layout: Layout, kernel_size: int = 7, bias: bool = True, *, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__(layout, layout)
         group = layout.group
@@ -52,16 +44,11 @@ class DepthwiseConv2d(Module):
         layout.require_regular("DepthwiseConv2d")
         self.kernel_size = kernel_size
         self.shares = self._deal(layout)
-        self.filters = nn.ModuleDict(
-            {
-                irrep.name: Symmetric(group, (kernel_size, kernel_size), k, device=device, dtype=dtype)
-                for k, irrep in enumerate(group.irreps)
-            }
-        )
+        self._set_grid((kernel_size, kernel_size), device, dtype)
         self.weight = nn.ParameterDict()
         for i, row in enumerate(self.shares):
             for j, channels in enumerate(row):
-                free = self._filters(i, j).free
+                free = self.functions[self._parity(i, j)].free
                 if channels and not free:
                     raise ValueError(f"kernel_size={kernel_size} is too small for filters {self._pair(i, j)}")
                 if channels:
@@ -92,17 +79,15 @@ class DepthwiseConv2d(Module):
     @property
     def constant_taps(self) -> int:
         """Taps that are zero whatever the weights: those on the mirror lines of antisymmetric filters."""
-        total = 0
-        for i, row in enumerate(self.shares):
-            for j, channels in enumerate(row):
-                kind = self.in_layout.group.irrep_product(i, j)
-                basis = basis_of(self.in_layout.group, (self.kernel_size, self.kernel_size))[kind]
-                total += channels * int((basis.abs().amax((0, 1)) == 0).sum())
-        return total
+        zeros = {name: int((~functions.matrix.any(-1)).sum()) for name, functions in self.functions.items()}
+        return sum(
+            channels * zeros[self._parity(i, j)] for i, row in enumerate(self.shares) for j, channels in enumerate(row)
+        )
 
-    def _filters(self, i: int, j: int) -> Symmetric:
+    def _parity(self, i: int, j: int) -> str:
+        """The irrep of filters from irrep i to irrep j."""
         group = self.in_layout.group
-        return cast(Symmetric, self.filters[group.irreps[group.irrep_product(i, j)].name])
+        return group.irreps[group.irrep_product(i, j)].name
 
     def _pair(self, i: int, j: int) -> str:
         irreps = self.in_layout.group.irreps
@@ -110,7 +95,11 @@ class DepthwiseConv2d(Module):
 
     def _filter(self, i: int) -> Tensor:
         """The filters of all channels of irrep i, `(m, 1, k, k)`."""
-        blocks = [self._filters(i, j)(self.weight[self._pair(i, j)].T).T for j, n in enumerate(self.shares[i]) if n]
+        blocks = [
+            self._functions(self._parity(i, j), self.weight[self._pair(i, j)], dim=1)
+            for j, channels in enumerate(self.shares[i])
+            if channels
+        ]
         whole = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         filters: Tensor = whole.unflatten(1, (1, self.kernel_size, self.kernel_size))
         return filters
@@ -182,8 +171,8 @@ class Downsample(Module):
         factor: int = 2,
         bias: bool = True,
         *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(in_layout, out_layout)
         group = in_layout.group

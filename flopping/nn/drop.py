@@ -36,8 +36,8 @@ class Dropout(Module):
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
-        x = self.in_layout.parts(x, "Dropout", invariant_only=invariant_only)
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "Dropout")
         if not self.training or not self.p:
             return x
         return tuple([self._drop(part, d) for part, d in zip(x, self.in_layout.irrep_dims, strict=True)])
@@ -67,8 +67,8 @@ class DropPath(Module):
     def extra_repr(self) -> str:
         return f"drop_prob={self.drop_prob}"
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
-        x = self.in_layout.parts(x, "DropPath", invariant_only=invariant_only)
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "DropPath")
         if not self.training or not self.drop_prob:
             return x
         keep = 1 - self.drop_prob

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from math import prod
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Feature, Layout, is_symbolic
-from flopping.grid import Fold, Grid, Symmetric, as_pair, basis_of, check_square, check_tokens
+from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
+from flopping.functional.grid import Fold, Grid, as_pair, basis_of, check_square, check_tokens
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
+from flopping.nn.symmetric import SymmetricModule
 
 
 class PatchEmbed(Module):
@@ -40,8 +40,8 @@ class PatchEmbed(Module):
         bias: bool = True,
         flatten: bool = True,
         *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(None, layout)
         self.patch_size = as_pair(patch_size, "patch_size")
@@ -104,7 +104,7 @@ class PatchEmbed(Module):
         return conv
 
 
-class PosEmbed(Module):
+class PosEmbed(SymmetricModule):
     """Learned positions added to tokens `(B, N, ...)` on a grid, themselves unchanged by the group.
 
     For flop: even channels symmetric about the vertical middle, odd ones antisymmetric, zero in the middle
@@ -117,33 +117,23 @@ class PosEmbed(Module):
     {'weight.even': (4, 2), 'weight.odd': (2, 2)}
     """
 
-    in_layout: Layout
     leading = 2
 
     def __init__(
-        self,
-        layout: Layout,
-        grid_size: int | Grid,
-        std: float = 0.02,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, layout: Layout, grid_size: int | Grid, std: float = 0.02, *, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__(layout, layout)
         self.std = std
         self._build(as_pair(grid_size, "grid_size"), device, dtype)
 
-    def _build(self, grid: Grid, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-        group = self.in_layout.group
-        check_square(group, grid, "PosEmbed")
+    def _build(self, grid: Grid, device: Device, dtype: Dtype) -> None:
+        check_square(self.in_layout.group, grid, "PosEmbed")
         self.grid_size = grid
+        self._set_grid(grid, device, dtype)
         self.weight = nn.ParameterDict()
-        self.functions = nn.ModuleDict()
-        for i, (irrep, m) in enumerate(zip(group.irreps, self.in_layout.multiplicities, strict=True)):
-            functions = Symmetric(group, grid, i, device=device, dtype=dtype)
+        for (name, functions), m in zip(self.functions.items(), self.in_layout.multiplicities, strict=True):
             if m and functions.free:
-                self.weight[irrep.name] = nn.Parameter(torch.empty(functions.free, m, device=device, dtype=dtype))
-                self.functions[irrep.name] = functions
+                self.weight[name] = nn.Parameter(torch.empty(functions.free, m, device=device, dtype=dtype))
         if not self.weight:
             raise ValueError(f"PosEmbed: on the grid {grid} there is no position for {self.in_layout}")
         self.reset_parameters()
@@ -161,7 +151,7 @@ class PosEmbed(Module):
         parts = []
         for irrep, shape in zip(self.in_layout.group.irreps, self.in_layout.part_shapes, strict=True):
             if irrep.name in self.weight:
-                part = self.functions[irrep.name](self.weight[irrep.name])
+                part = self._functions(irrep.name, self.weight[irrep.name])
             else:
                 part = like.new_zeros(prod(self.grid_size), *shape)
             parts.append(part if grid_size is None else self._interpolate(part, grid_size))
@@ -173,11 +163,10 @@ class PosEmbed(Module):
             return part
         if not part.shape[-1]:
             return part.new_zeros(prod(grid), *part.shape[1:])
-        image = part.flatten(1).T.unflatten(1, self.grid_size)[None]  # 1, channels, h, w
-        exact = image.to(torch.promote_types(image.dtype, torch.float32))  # half precision has no such kernel
-        image = F.interpolate(exact, grid, mode="bicubic", antialias=True, align_corners=False)
-        resized: Tensor = image[0].flatten(1).T.unflatten(1, part.shape[1:])
-        return resized.to(part.dtype)
+        exact = part.to(torch.promote_types(part.dtype, torch.float32)).unflatten(0, self.grid_size)
+        rows, columns = (_resizing(old, new, exact) for old, new in zip(self.grid_size, grid, strict=True))
+        resized = torch.einsum("Hh,Ww,hw...->HW...", rows, columns, exact)
+        return resized.flatten(0, 1).to(part.dtype)
 
     @torch.no_grad()
     def resize_(self, grid_size: int | Grid) -> PosEmbed:
@@ -187,10 +176,9 @@ class PosEmbed(Module):
         like = next(iter(self.weight.values()))
         self._build(grid, like.device, like.dtype)
         self.weight.requires_grad_(like.requires_grad)
-        for i, irrep in enumerate(self.in_layout.group.irreps):
-            if irrep.name in self.weight:
-                functions = cast(Symmetric, self.functions[irrep.name])
-                self.weight[irrep.name].copy_(functions.fit(table[i]))
+        for (name, functions), part in zip(self.functions.items(), table, strict=True):
+            if name in self.weight:
+                self.weight[name].copy_(functions.fit(part))
         return self
 
     def forward(self, x: Feature) -> Feature:
@@ -201,6 +189,15 @@ class PosEmbed(Module):
         x = self.in_layout.parts(x, "PosEmbed", self.leading)
         check_tokens(x, grid_size, "PosEmbed")
         return functional.add(x, self.table(grid_size))
+
+
+def _resizing(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix `(new, old)` of bicubic interpolation along one axis.
+
+    Torch's own interpolation of both axes has no reproducible gradient on GPUs; a product with matrices has.
+    """
+    identity = torch.eye(old, dtype=like.dtype, device=like.device)[None, None]
+    return F.interpolate(identity, (new, old), mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
 
 class ClassToken(Module):
@@ -216,14 +213,7 @@ class ClassToken(Module):
     in_layout: Layout
     leading = 2
 
-    def __init__(
-        self,
-        layout: Layout,
-        std: float = 0.02,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, layout: Layout, std: float = 0.02, *, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__(layout, layout)
         self.std = std
         self.token = nn.Parameter(torch.empty(layout.multiplicities[0], device=device, dtype=dtype))

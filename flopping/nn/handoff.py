@@ -1,4 +1,4 @@
-"""The end of an equivariant stretch: hand-offs to ordinary or invariant features, a smaller group, the head.
+"""The end of an equivariant segment: hand-offs to ordinary or invariant features, a smaller group, the head.
 
 The law differs from layer to layer and stands in each docstring.
 """
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Feature, Layout, is_symbolic
+from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
 from flopping.groups import Group, get_group, trivial
+from flopping.groups.sums import combine, sums_of
 from flopping.nn.drop import probability
 from flopping.nn.module import Module
-from flopping.sums import combine, sums_of
 
 
 class ToRegular(Module):
@@ -37,7 +37,7 @@ class ToRegular(Module):
         layout.require_regular("ToRegular")
         super().__init__(layout, Layout.regular(trivial, layout.dim))
 
-    def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
+    def _check_group_change(self, in_layout: Layout, out_layout: Layout) -> None:
         """It gives up the group on purpose."""
 
     def forward(self, x: Feature) -> Feature:
@@ -60,13 +60,7 @@ class ToInvariant(Module):
     in_layout: Layout
 
     def __init__(
-        self,
-        layout: Layout,
-        dim: int | None = None,
-        bias: bool = True,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, layout: Layout, dim: int | None = None, bias: bool = True, *, device: Device = None, dtype: Dtype = None
     ) -> None:
         dim = layout.dim if dim is None else dim
         super().__init__(layout, Layout.invariant(layout.group, dim))
@@ -100,7 +94,7 @@ class AbsToInvariant(Module):
 
 
 class Restrict(Module):
-    """Step down to a subgroup: the same values, sorted by what each irrep becomes on the subgroup.
+    """Restriction to a subgroup: the same values, sorted by what each irrep becomes on the subgroup.
 
     The law: for every h of the subgroup, acting before (as an element of the large group) equals acting
     after. No channel is lost: a regular layout stays regular.
@@ -124,7 +118,7 @@ class Restrict(Module):
         # coordinates (irrep, component, copy) of the subgroup, as sums over the components
         self.columns = [sums_of(list(zip(*basis, strict=True))) for _, basis in self.pieces]
 
-    def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
+    def _check_group_change(self, in_layout: Layout, out_layout: Layout) -> None:
         """The restriction was found, so it is a subgroup."""
 
     def forward(self, x: Feature) -> Feature:
@@ -167,8 +161,8 @@ class InvariantHead(Module):
         num_prefix_tokens: int = 0,
         drop: float = 0.0,
         bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(layout, None)
         width = layout.multiplicities[0]

@@ -6,17 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopping.features import Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout
+from flopping.groups.sums import combine, sums_of
 from flopping.nn.module import Module
-from flopping.sums import combine, sums_of
 
 
 class _Stacked(nn.Linear):
     """The maps of an irrep of complex or quaternionic type, stacked; their outputs are turned and added."""
 
-    def __init__(
-        self, m_in: int, m_out: int, degree: int, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, m_in: int, m_out: int, degree: int, device: Device, dtype: Dtype) -> None:
         self.degree = degree
         super().__init__(m_in, degree * m_out, bias=False, device=device, dtype=dtype)
 
@@ -30,8 +28,7 @@ class Linear(Module):
     """All equivariant linear maps between two layouts; a bias on the trivial irrep only.
 
     A child `nn.Linear` named after the irrep maps its copies, whatever component they belong to. An irrep of
-    complex type has two such matrices A and B, stacked, for the map A + B J. Called with `invariant_only`, it gives
-    the trivial irrep alone, and the others are not computed.
+    complex type has two such matrices A and B, stacked, for the map A + B J.
 
     >>> from flopping import flop
     >>> layer = Linear(Layout.regular(flop, 8), Layout.regular(flop, 4))
@@ -44,13 +41,7 @@ class Linear(Module):
     out_layout: Layout
 
     def __init__(
-        self,
-        in_layout: Layout,
-        out_layout: Layout,
-        bias: bool = True,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, in_layout: Layout, out_layout: Layout, bias: bool = True, *, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__(in_layout, out_layout)
         irreps = in_layout.group.irreps
@@ -76,13 +67,12 @@ class Linear(Module):
         if bias and not hasattr(self, self.names[0]):
             raise ValueError(f"a bias needs {self.names[0]} channels on both sides, got {in_layout} -> {out_layout}")
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+    def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Linear")
-        return tuple([self._block(i, part, invariant_only) for i, part in enumerate(x)])
+        return tuple([self._block(i, part) for i, part in enumerate(x)])
 
-    def _block(self, i: int, part: Tensor, invariant_only: bool) -> Tensor:
-        # a flag that torch.fx traces is the default
-        m_out = 0 if i and invariant_only is True else self.out_layout.multiplicities[i]
+    def _block(self, i: int, part: Tensor) -> Tensor:
+        m_out = self.out_layout.multiplicities[i]
         if not m_out:
             return part.narrow(-1, 0, 0)
         if not self.in_layout.multiplicities[i]:

@@ -8,8 +8,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from flopping.features import Feature, Layout
-from flopping.grid import Fold, Grid, as_pair, basis_of, check_tokens
+from flopping.features import Device, Dtype, Feature, Layout
+from flopping.functional.grid import Fold, Grid, as_pair, basis_of, check_tokens
 from flopping.nn.module import Module
 
 
@@ -30,13 +30,7 @@ class TokenMix(Module):
     leading = 2
 
     def __init__(
-        self,
-        layout: Layout,
-        grid_size: int | Grid,
-        bias: bool = True,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, layout: Layout, grid_size: int | Grid, bias: bool = True, *, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__(layout, layout)
         group = layout.group

@@ -28,11 +28,11 @@ class Module(nn.Module):
                 name = type(self).__name__
                 raise TypeError(f"{name} takes a Layout, e.g. Layout.regular(flop, 64), got {layout!r}")
         if in_layout is not None and out_layout is not None and in_layout.group != out_layout.group:
-            self._check_step_down(in_layout, out_layout)
+            self._check_group_change(in_layout, out_layout)
         self.in_layout = in_layout
         self.out_layout = out_layout
 
-    def _check_step_down(self, in_layout: Layout, out_layout: Layout) -> None:
+    def _check_group_change(self, in_layout: Layout, out_layout: Layout) -> None:
         """Only a hand-off changes the group; it overrides this."""
         raise ValueError(f"{type(self).__name__} keeps the group, got {in_layout} -> {out_layout}")
 

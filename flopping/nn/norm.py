@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from flopping import functional
-from flopping.features import Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout
 from flopping.nn.module import Module
 
 
@@ -21,13 +21,13 @@ class _PerCopy(Module):
         irreps, counts = layout.group.irreps, self.out_layout.multiplicities
         self.names = tuple(irrep.name for irrep, m in zip(irreps, counts, strict=True) if m)
 
-    def _per_copy(self, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.ParameterDict:
+    def _per_copy(self, device: Device, dtype: Dtype) -> nn.ParameterDict:
         used = [m for m in self.out_layout.multiplicities if m]
         return nn.ParameterDict(
             {n: nn.Parameter(torch.empty(m, device=device, dtype=dtype)) for n, m in zip(self.names, used, strict=True)}
         )
 
-    def _shift(self, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
+    def _shift(self, device: Device, dtype: Dtype) -> nn.Parameter:
         return nn.Parameter(torch.empty(self.in_layout.multiplicities[0], device=device, dtype=dtype))
 
     def extra_repr(self) -> str:
@@ -38,7 +38,7 @@ class LayerNorm(_PerCopy):
     """Mean removed within each part, one joint variance over all parts, scale per copy, shift on even.
 
     With `invariant_only`, for a norm before a head, the variance is that of all parts, but only the trivial irrep
-    is given: nothing is computed that nobody reads, and every parameter gets a gradient.
+    is given: only what is read is computed, and every parameter gets a gradient.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -55,8 +55,8 @@ class LayerNorm(_PerCopy):
         eps: float = 1e-6,
         *,
         invariant_only: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(layout, layout.invariant_part if invariant_only else layout)
         self.eps = eps
@@ -84,13 +84,7 @@ class Affine(_PerCopy):
     ['alpha.even', 'alpha.odd', 'beta']
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, layout: Layout, *, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__(layout)
         self.alpha = self._per_copy(device, dtype)
         self.beta = self._shift(device, dtype)
@@ -110,7 +104,7 @@ class Affine(_PerCopy):
 
 
 class LayerScale(_PerCopy):
-    """Scale every copy, from a small start; called with `invariant_only`, the trivial irrep is all there is.
+    """Scale every copy, from a small start.
 
     >>> from flopping import flop
     >>> even, odd = LayerScale(Layout.regular(flop, 4), 0.5)((torch.ones(1, 2), torch.ones(1, 2)))
@@ -119,12 +113,7 @@ class LayerScale(_PerCopy):
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        init_values: float = 1e-5,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, layout: Layout, init_values: float = 1e-5, *, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__(layout)
         self.init_values = init_values
@@ -135,21 +124,13 @@ class LayerScale(_PerCopy):
         for gamma in self.gamma.values():
             nn.init.constant_(gamma, self.init_values)
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
-        x = self.in_layout.parts(x, "LayerScale", invariant_only=invariant_only)
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "LayerScale")
         names = [irrep.name for irrep in self.in_layout.group.irreps]
-        # a flag that torch.fx traces is the default
-        live = [n for n in self.names if n == names[0]] if invariant_only is True else self.names
-        return tuple([part * self.gamma[n] if n in live else part for part, n in zip(x, names, strict=True)])
+        return tuple([part * self.gamma[n] if n in self.names else part for part, n in zip(x, names, strict=True)])
 
 
-def layer_scale(
-    layout: Layout,
-    init_values: float | None,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> nn.Module:
+def layer_scale(layout: Layout, init_values: float | None, *, device: Device = None, dtype: Dtype = None) -> nn.Module:
     """A layer scale, or nothing where its start is None or 0, from which it would never leave.
 
     >>> layer_scale(Layout.regular("flop", 4), None)

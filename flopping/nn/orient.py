@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Feature, Layout
-from flopping.grid import Grid, as_pair, check_tokens, sides_of
+from flopping.features import Device, Dtype, Feature, Layout
+from flopping.functional.grid import Grid, as_pair, check_tokens, sides_of
 from flopping.nn.module import Module
 
 
@@ -24,14 +24,7 @@ class _Oriented(Module):
     leading = 2
     sides: Tensor
 
-    def __init__(
-        self,
-        layout: Layout,
-        out_layout: Layout,
-        grid_size: int | Grid,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
+    def __init__(self, layout: Layout, out_layout: Layout, grid_size: int | Grid, device: Device, dtype: Dtype) -> None:
         super().__init__(layout, out_layout)
         layout.group.require_signs(type(self).__name__)
         self.grid_size = as_pair(grid_size, "grid_size")
@@ -66,14 +59,7 @@ class OrientedBias(_Oriented):
     [7.0, 0.0, -7.0]
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        grid_size: int | Grid,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, layout: Layout, grid_size: int | Grid, *, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__(layout, layout, grid_size, device, dtype)
         self.names = tuple(irrep.name for irrep in layout.group.irreps)
         self.bias = nn.ParameterDict()
@@ -109,14 +95,7 @@ class Orient(_Oriented):
     Layout(flop, even=3, odd=0)
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        grid_size: int | Grid,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, layout: Layout, grid_size: int | Grid, *, device: Device = None, dtype: Dtype = None) -> None:
         layout.require_regular("Orient")
         super().__init__(layout, layout.invariant_part, grid_size, device, dtype)
 

@@ -1,70 +1,84 @@
-"""Checkpoints that are whole or not there: folders with a list of their contents, written beside and then renamed.
-
-A run keeps the last, one older in reserve, and the best:
+"""Checkpoints of a run: folders that are complete or absent.
 
     RUN/checkpoints/step-00000400/   config.json, model.safetensors, ema.safetensors, training.pt, manifest.json
     RUN/last, RUN/best               links to two of them
 
-A name tells what a writer was about when it was killed: `.new-` is not whole yet, `.old-` makes room for a newer one of
-the same step, `.gone-` is being removed.
+A folder is written under another name and renamed. The prefixes show what a writer did when it was killed: `.new-` is
+incomplete, `.old-` is replaced by a newer checkpoint of the same step, `.gone-` is being deleted.
+
+The format is ours, not that of `torch.distributed.checkpoint`: full tensors by name, the same for any number of ranks.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
-from flopping.checkpoints.files import read_torch, read_weights
+from flopping.checkpoints.weight_files import read_torch, read_weights
+from flopping.errors import UsageError
 
 FORMAT = "flopping-checkpoint-1"
 MANIFEST = "manifest.json"
 WEIGHTS, AVERAGE, TRAINING, CONFIG = "model.safetensors", "ema.safetensors", "training.pt", "config.json"
 KEEP = 2
-"""The last one, and one in reserve."""
+"""How many of the newest checkpoints are kept."""
 _NAME = re.compile(r"step-([0-9]{8,})")
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
-class DamagedError(ValueError):
-    """A checkpoint that is not as it was written."""
+class CorruptedCheckpointError(UsageError):
+    """A checkpoint whose files differ from what was written."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is on the disk, as its manifest describes it."""
+    """A checkpoint on disk, as its manifest describes it."""
 
     folder: Path
     step: int
     score: float | None
-    """Accuracy on the test images, where it was measured just before."""
+    """Accuracy on the test images, if it was measured just before."""
     files: Mapping[str, str]
     """The SHA-256 of every file."""
 
-    def check(self) -> None:
+    def verify(self) -> None:
         """Compare every file with its checksum."""
         for name, expected in self.files.items():
+            digest = hashlib.sha256()
             try:
-                found = _digest(self.folder / name)
+                with open(self.folder / name, "rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
             except OSError as error:
-                raise DamagedError(
-                    f"checkpoint {str(self.folder)!r}: {name} can't be read ({error.strerror})"
+                raise CorruptedCheckpointError(
+                    f"checkpoint {str(self.folder)!r}: {name} cannot be read ({error.strerror})"
                 ) from error
-            if found != expected:
-                raise DamagedError(f"checkpoint {str(self.folder)!r}: {name} is not as it was written")
+            if digest.hexdigest() != expected:
+                raise CorruptedCheckpointError(f"checkpoint {str(self.folder)!r}: {name} is corrupted")
 
     def weights(self) -> dict[str, Tensor]:
         return read_weights(self.folder / WEIGHTS)
@@ -74,133 +88,122 @@ class Checkpoint:
         return read_weights(self.folder / AVERAGE) if AVERAGE in self.files else None
 
     def training(self) -> dict[str, Any]:
-        """All that is needed to go on, beside the weights; plain data, and refused if it is anything else."""
+        """What resuming needs besides the weights; a file that holds anything but plain data is refused."""
         state = read_torch(self.folder / TRAINING)
         if not isinstance(state, dict):
-            raise DamagedError(f"{str(self.folder / TRAINING)!r} is no state of a run but a {type(state).__name__}")
+            kind = type(state).__name__
+            raise CorruptedCheckpointError(f"{str(self.folder / TRAINING)!r} holds a {kind}, not the state of a run")
         return state
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _sealed(content: dict[str, Any]) -> str:
-    """The checksum of a manifest, which is part of it: a score that was changed would make another one the best."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _checksum(manifest: dict[str, Any]) -> str:
+    """The checksum of a manifest, which is stored in it: a changed score would make another checkpoint the best."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Checkpoint:
-    """A checkpoint from its folder; what it says about itself is checked, its files are not yet."""
+    """Read and validate the manifest of a checkpoint. `Checkpoint.verify` validates its files."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
     except OSError as error:
-        raise DamagedError(f"{str(folder)!r} is no checkpoint: {MANIFEST} can't be read ({error.strerror})") from error
+        reason = f"{MANIFEST} cannot be read ({error.strerror})"
+        raise CorruptedCheckpointError(f"{str(folder)!r} is no checkpoint: {reason}") from error
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"checkpoint {str(folder)!r}: {MANIFEST} is not as it was written") from error
+        raise CorruptedCheckpointError(f"checkpoint {str(folder)!r}: {MANIFEST} is corrupted") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         kind = content.get("format") if isinstance(content, dict) else None
-        raise DamagedError(f"{str(folder)!r} is a checkpoint of format {kind!r}; this reads {FORMAT!r}")
-    seal = content.pop("sha256", None)
+        raise CorruptedCheckpointError(f"{str(folder)!r} is a checkpoint of format {kind!r}, not {FORMAT!r}")
+    checksum = content.pop("sha256", None)
     step, score, files = (content.get(key) for key in ("step", "score", "files"))
     needed = {CONFIG, WEIGHTS, TRAINING}
     if (
-        seal != _sealed(content)
+        checksum != _checksum(content)
         or type(step) is not int
         or not (score is None or (isinstance(score, (int, float)) and math.isfinite(score)))
         or not isinstance(files, dict)
-        or not needed <= files.keys() <= {*needed, AVERAGE}  # names of ours only: none leads out of the folder
+        or not needed <= files.keys() <= {*needed, AVERAGE}  # so no name leads out of the folder
     ):
-        raise DamagedError(f"checkpoint {str(folder)!r}: {MANIFEST} is not as it was written")
+        raise CorruptedCheckpointError(f"checkpoint {str(folder)!r}: {MANIFEST} is corrupted")
     return Checkpoint(folder, step, score, files)
 
 
-class Keeper:
-    """The checkpoints of a run."""
+class CheckpointManager:
+    """The checkpoints of a run: the newest ones and the best are kept."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
         self.folder = run / "checkpoints"
 
-    def place(self, step: int) -> Path:
+    def step_folder(self, step: int) -> Path:
         """The folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
-    def _places(self) -> list[Path]:
-        """Folders that are called like checkpoints, newest first; what else lies there is none of ours."""
+    def _step_folders(self) -> list[Path]:
+        """Folders that are named like checkpoints, newest first. Other files there are ignored."""
         found = [(int(name[1]), path) for path in self.folder.glob("step-*") if (name := _NAME.fullmatch(path.name))]
-        return [path for step, path in sorted(found, reverse=True) if path == self.place(step)]
+        return [path for step, path in sorted(found, reverse=True) if path == self.step_folder(step)]
 
     def _read(self, folder: Path) -> Checkpoint:
         checkpoint = read_manifest(folder)
-        if folder != self.place(checkpoint.step):
-            raise DamagedError(f"{str(folder)!r} holds the checkpoint of another step, {checkpoint.step}")
+        if folder != self.step_folder(checkpoint.step):
+            raise CorruptedCheckpointError(f"{str(folder)!r} holds the checkpoint of step {checkpoint.step}")
         return checkpoint
 
-    def found(self) -> list[Checkpoint]:
-        """Checkpoints with a sound manifest, newest first."""
-        good = []
-        for folder in self._places():
-            with suppress(DamagedError):
-                good.append(self._read(folder))
-        return good
+    def checkpoints(self) -> list[Checkpoint]:
+        """Checkpoints with a valid manifest, newest first."""
+        valid = []
+        for folder in self._step_folders():
+            with suppress(CorruptedCheckpointError):
+                valid.append(self._read(folder))
+        return valid
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is as it was written, and what is wrong with newer ones, which are set aside."""
-        problems = []
-        found = None
-        self.clean()
-        for folder in self._places():
+    def find_newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest valid checkpoint, and the problems of newer ones, which are renamed to `corrupted-...`."""
+        problems: list[str] = []
+        newest = None
+        self.clean_up()
+        for folder in self._step_folders():
             try:
-                found = self._read(folder)
-                found.check()
-                break
-            except DamagedError as error:
-                found = None
+                checkpoint = self._read(folder)
+                checkpoint.verify()
+            except CorruptedCheckpointError as error:
                 problems.append(str(error))
-                aside = folder.with_name(f"damaged-{folder.name}")
+                aside = folder.with_name(f"corrupted-{folder.name}")
                 _remove(aside)
                 os.rename(folder, aside)
+            else:
+                newest = checkpoint
+                break
         if problems:
-            self._link()
-        return found, problems
+            self._update_links()
+        return newest, problems
 
-    def write(
-        self,
-        step: int,
-        score: float | None,
-        config: str,
-        weights: Mapping[str, Tensor],
-        average: Mapping[str, Tensor] | None,
-        training: Mapping[str, Any],
-    ) -> Path:
-        """A new checkpoint, on the disk before it has its name; then older ones that are not kept go."""
-        buffer = io.BytesIO()
-        torch.save(dict(training), buffer)
-        contents = {
-            CONFIG: config.encode(),
-            WEIGHTS: save(dict(weights), {"format": "pt"}),
-            TRAINING: buffer.getvalue(),
-        }
-        if average is not None:
-            contents[AVERAGE] = save(dict(average), {"format": "pt"})
-        target = self.place(step)
+    def save(self, step: int, score: float | None, parts: Iterable[tuple[str, Any]]) -> Path:
+        """Write a checkpoint, then delete older ones that are not kept.
+
+        `parts` are names of files with their contents: text, tensors by name (.safetensors), or plain data (.pt). One
+        is written before the next is asked for, so only one is in memory. All are asked for, even after an error: other
+        ranks take part in gathering them.
+        """
+        target = self.step_folder(step)
         new, old = (target.with_name(f".{kind}-{target.name}") for kind in ("new", "old"))
+        files: dict[str, str] = {}
+        size, problem = 0, self._make_folder(new)
+        for name, content in parts:
+            file = _HashedFile(new / name, problem)
+            _write_content(file, name, content)
+            del content  # before the next one is gathered
+            problem = file.close()
+            files[name] = file.digest.hexdigest()
+            size += file.size
         try:
-            if not self.folder.is_dir():
-                self.folder.mkdir(parents=True)
-                _sync(self.run)
-            self.clean()
-            new.mkdir()
-            for name, content in contents.items():
-                _write(new / name, content)
-            files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+            if problem is not None:
+                raise problem
             manifest = {"format": FORMAT, "step": step, "score": score, "files": files}
-            _write(new / MANIFEST, json.dumps({**manifest, "sha256": _sealed(manifest)}, indent=1).encode())
+            file = _HashedFile(new / MANIFEST)
+            file.write(json.dumps({**manifest, "sha256": _checksum(manifest)}, indent=1).encode())
+            if (problem := file.close()) is not None:
+                raise problem
             _sync(new)
             if target.exists():  # it was saved before it was tested
                 os.rename(target, old)
@@ -208,55 +211,132 @@ class Keeper:
             _sync(self.folder)
         except OSError as error:
             with suppress(OSError):
-                self.clean()
-            size = sum(map(len, contents.values())) / 1e6
+                self.clean_up()
             raise OSError(
                 error.errno,
-                f"the checkpoint of step {step} could not be written: it takes {size:.1f} MB in {str(self.folder)!r}"
+                f"the checkpoint of step {step} was not written: it takes {size / 1e6:.1f} MB in {str(self.folder)!r}"
                 f" ({error.strerror or error})",
             ) from error
-        self._forget_others()
+        self._delete_others()
         return target
 
-    def _best(self, good: list[Checkpoint]) -> Checkpoint | None:
-        tested = [
-            (checkpoint.score, checkpoint.step, checkpoint) for checkpoint in good if checkpoint.score is not None
-        ]
+    def _make_folder(self, new: Path) -> OSError | None:
+        try:
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True)
+                _sync(self.run)
+            self.clean_up()
+            new.mkdir()
+        except OSError as error:
+            return error
+        return None
+
+    def _best(self, valid: list[Checkpoint]) -> Checkpoint | None:
+        tested = [(c.score, c.step, c) for c in valid if c.score is not None]
         return max(tested)[2] if tested else None
 
-    def _forget_others(self) -> None:
-        self._link()
-        good = self.found()
-        kept = [*good[:KEEP], self._best(good)]
-        for checkpoint in good:
+    def _delete_others(self) -> None:
+        self._update_links()
+        valid = self.checkpoints()
+        kept = [*valid[:KEEP], self._best(valid)]
+        for checkpoint in valid:
             if checkpoint not in kept:
-                with suppress(OSError):  # what can't be removed now goes the next time
+                with suppress(OSError):  # the next call tries again
                     os.rename(checkpoint.folder, checkpoint.folder.with_name(f".gone-{checkpoint.folder.name}"))
-        self.clean()
+        self.clean_up()
 
-    def _link(self) -> None:
-        """Let the links of the run point where they should."""
-        good = self.found()
-        for name, checkpoint in (("last", next(iter(good), None)), ("best", self._best(good))):
-            if checkpoint is not None:
-                _link(self.run / name, checkpoint.folder)
-            else:
-                with suppress(OSError):
-                    (self.run / name).unlink()
+    def _update_links(self) -> None:
+        valid = self.checkpoints()
+        for name, checkpoint in (("last", next(iter(valid), None)), ("best", self._best(valid))):
+            link = self.run / name
+            with suppress(OSError):  # some file systems have no links
+                if checkpoint is None:
+                    link.unlink()
+                else:  # replaced in one step, so that it is always there
+                    new = link.with_name(f".{name}.new")
+                    new.unlink(missing_ok=True)
+                    new.symlink_to(checkpoint.folder.relative_to(self.run))
+                    os.replace(new, link)
 
-    def clean(self) -> None:
-        """Undo what an interrupted writer began: what was to be replaced gets its name back, the rest goes."""
+    def clean_up(self) -> None:
+        """Delete what a killed writer left; a checkpoint that it had not yet replaced gets its name back."""
         for old in self.folder.glob(".old-*"):
-            place = old.with_name(old.name.removeprefix(".old-"))
-            if not place.exists():
-                os.rename(old, place)
+            original = old.with_name(old.name.removeprefix(".old-"))
+            if not original.exists():
+                os.rename(old, original)
         for kind in (".new-*", ".old-*", ".gone-*"):
             for leftover in self.folder.glob(kind):
                 _remove(leftover)
 
 
+class _HashedFile:
+    """A file that hashes and counts what is written to it. After an error it only counts."""
+
+    def __init__(self, path: Path, error: OSError | None = None) -> None:
+        self.digest = hashlib.sha256()
+        self.size = 0
+        self.error = error
+        if error is None:
+            try:
+                self.file = open(path, "wb")  # noqa: SIM115 - closed by `close`
+            except OSError as problem:
+                self.error = problem
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.size += len(data)
+        if self.error is None:
+            try:
+                self.file.write(data)
+                self.digest.update(data)
+            except OSError as error:
+                self.error = error
+                with suppress(OSError):  # it tries to write its buffer once more
+                    self.file.close()
+        return len(data)
+
+    def flush(self) -> None:
+        """`torch.save` calls it; `close` flushes."""
+
+    def close(self) -> OSError | None:
+        """Put the contents on disk; gives the first error of opening, writing or closing."""
+        if self.error is None:
+            try:
+                with self.file:
+                    self.file.flush()
+                    os.fsync(self.file.fileno())
+            except OSError as error:
+                self.error = error
+        return self.error
+
+
+def _write_content(file: _HashedFile, name: str, content: Any) -> None:
+    if name.endswith(".safetensors"):
+        _write_safetensors(file, content)
+    elif name.endswith(".pt"):
+        torch.save(content, file)  # type: ignore[arg-type]
+    else:
+        file.write(content.encode())
+
+
+def _write_safetensors(file: _HashedFile, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors one by one. `safetensors.torch.save_file` neither hashes nor works on a file that does."""
+    # wide types first, as the library does, so that all values are aligned
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, tensor in ordered:
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
 def _remove(path: Path) -> None:
-    """Remove a folder or a file, if there is one and it can be."""
+    """Delete a folder or a file, if there is one and the system allows it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -264,15 +344,8 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _sync(folder: Path) -> None:
-    """Put the names in a folder on the disk, where the file system can be asked to."""
+    """Put the names in a folder on disk, if the file system supports it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -281,13 +354,3 @@ def _sync(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def _link(link: Path, folder: Path) -> None:
-    """Let a link point to a folder beside it, without a moment in which it points nowhere."""
-    new = link.with_name(f".{link.name}.new")
-    with suppress(OSError):  # links are a convenience: some file systems have none
-        with suppress(FileNotFoundError):
-            new.unlink()
-        new.symlink_to(folder.relative_to(link.parent))
-        os.replace(new, link)

@@ -1,18 +1,26 @@
-"""Accuracy on test images and on their mirror images."""
+"""Accuracy on test images and on their mirror images; images that can't be read, on which all ranks have to agree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from rich.markup import escape
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flopping.training.loader import FILLER, Batch
-from flopping.training.processes import World
-from flopping.training.stops import UnreadableError
+from flopping.data.batches import PADDING, Batch, detect_lost_workers
+from flopping.data.datasets import open_dataset
+from flopping.data.images import ImageDataset
+from flopping.data.loader import create_evaluation_loader
+from flopping.errors import RunStoppedError, StopRequested, UnreadableDataError, UsageError, pluralize, shorten
+from flopping.training.checkpoint import CONFIG
+from flopping.training.distributed import World, init_world
+from flopping.training.networks import open_checkpoint, preparation_of
 
 
 @dataclass(frozen=True)
@@ -43,36 +51,200 @@ def accuracy(
     each: Callable[[Batch], None] = lambda _: None,
 ) -> Accuracy:
     """Count right answers over all processes; images without a class (below 0) only fill a batch."""
-    images = right = among = changed = mirrored = 0
-    loss = 0.0
+    # images, top-1, top-5, loss, mirrored top-1, changed: added up on the device, which is waited for at the end only
+    totals = torch.zeros(6, dtype=torch.float64, device=world.device)
     with torch.no_grad():
         for batch in batches:
             x = batch.images.to(world.device, dtype, non_blocking=True)
-            labels = batch.labels.to(world.device)
+            labels = batch.labels.to(world.device, non_blocking=True)
             counted = labels >= 0
             with precision():
                 logits = forward(x).to(dtype)
             best = logits.topk(min(5, logits.shape[1])).indices
             hits = best == labels[:, None]
-            images += int(counted.sum())
-            right += int(hits[:, 0].sum())
-            among += int(hits.sum())
-            loss += float(cross_entropy(logits, labels, reduction="sum", ignore_index=FILLER))
+            loss = cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
+            counts = [counted.sum(), hits[:, 0].sum(), hits.sum(), loss]
             if mirror:
                 with precision():
                     other = forward(x.flip(-1)).argmax(1)
-                mirrored += int((other == labels).sum())
-                changed += int(((other != best[:, 0]) & counted).sum())
+                counts += [(other == labels).sum(), ((other != best[:, 0]) & counted).sum()]
+            totals[: len(counts)] += torch.stack([count.double() for count in counts])
             each(batch)
-    sums = world.sum([images, right, among, loss, mirrored, changed])
-    total = sums[0]
+    total, right, among, loss_sum, mirrored, changed = world.all_reduce(totals.tolist())
     if not total:
-        raise UnreadableError("not one test image could be read: is the folder of test images the right one?")
+        raise UnreadableDataError("not one test image could be read: is the folder of test images the right one?")
     return Accuracy(
         int(total),
-        100 * sums[1] / total,
-        100 * sums[2] / total,
-        sums[3] / total,
-        100 * sums[4] / total if mirror else None,
-        int(sums[5]) if mirror else None,
+        100 * right / total,
+        100 * among / total,
+        loss_sum / total,
+        100 * mirrored / total if mirror else None,
+        int(changed) if mirror else None,
     )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The accuracy of a checkpoint, and the images that could not be read."""
+
+    folder: Path
+    model: str
+    accuracy: Accuracy
+    unreadable: list[str]
+
+
+def evaluate_checkpoint(
+    path: Path,
+    data: str,
+    root: str | None,
+    device: str,
+    workers: int,
+    batch_size: int,
+    *,
+    mirror: bool,
+    average: bool,
+    progress: Callable[[int, int], object],
+) -> Evaluation:
+    """Accuracy of a trained network on the test images of a data set, over all ranks if `torchrun` started them.
+
+    `progress` is called with the number of images that are done.
+    """
+    with init_world(device) as world, world.detect_lost_peers():
+        with world.raise_on_all_ranks():
+            folder, model, config = open_checkpoint(path, average=average)
+            model.eval().to(world.device)
+            source = open_dataset(data, "test", root)
+            labels = _labels(config, folder, source.classes, data)
+            preparation = preparation_of(model, world.device)
+            loader = create_evaluation_loader(source, preparation, batch_size, workers, world.rank, world.size)
+        unreadable: set[int] = set()
+        done = 0
+
+        def report(batch: Batch) -> None:
+            nonlocal done
+            unreadable.update(batch.unreadable)
+            done = min(done + world.size * len(batch.labels), len(source))
+            progress(done, len(source))
+
+        batches = stop_on_all_ranks(loader, world, lambda: False)
+        named = (Batch(batch.images, labels[batch.labels], batch.unreadable) for batch in batches)
+        with detect_lost_workers(workers):
+            found = accuracy(model, named, world, nullcontext, dtype=torch.float32, mirror=mirror, each=report)
+        lost = sorted(set().union(*world.all_gather_object(unreadable)))
+    return Evaluation(folder, config["architecture"], found, [source.locate(index) for index in lost])
+
+
+def _labels(config: Mapping[str, Any], folder: Path, classes: Sequence[str], data: str) -> Tensor:
+    """The network's number of each class of the data, found by its name; padding stays padding."""
+    known = config.get("label_names")
+    if config["num_classes"] != len(classes):
+        raise UsageError(
+            f"{str(folder)!r} knows {config['num_classes']} classes, and {data!r} has {len(classes)}: test it on the"
+            " data it was trained for, or train a new classifier (flopping train --init ... --new-head)"
+        )
+    if not isinstance(known, list):  # a network that was saved without names
+        return torch.tensor([*range(len(classes)), PADDING])
+    strange = [name for name in classes if name not in known]
+    if strange:
+        raise UsageError(
+            f"{str(folder)!r} knows no class {strange[0]!r} of {data!r}; its classes are {', '.join(known[:5])}"
+            f"{', ...' if len(known) > 5 else ''}, as label_names in its {CONFIG} say: give the data the same names"
+        )
+    return torch.tensor([*(known.index(name) for name in classes), PADDING])
+
+
+READ_ERRORS = (RunStoppedError, OSError, RuntimeError, ValueError)
+"""Errors after which a rank cannot read on: there is no readable image, a file system is gone, a worker was killed."""
+
+
+class UnreadableImages:
+    """Counted and listed. A run goes on without them, up to a share of the training images."""
+
+    def __init__(self, train: ImageDataset, test: ImageDataset, world: World, share: float) -> None:
+        self.train, self.test, self.world, self.share = train, test, world, share
+        self.known: set[int] = set()
+        """Training images that could not be read, on any rank."""
+        self.found: set[int] = set()
+        """Those that only this rank knows of yet."""
+        self.tests: set[int] = set()
+        """Images of the last test that this rank could not read."""
+
+    def record(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Batches for training, whose unreadable images are recorded."""
+        for batch in batches:
+            self.found.update(batch.unreadable)
+            yield batch
+
+    def gather(self) -> None:
+        """Tell all ranks what one of them has found; stop if it is too much."""
+        self.known |= set().union(*self.world.all_gather_object(self.found))
+        self.found.clear()
+        if len(self.known) > self.share * len(self.train):
+            raise RunStoppedError(
+                f"{len(self.known)} of {len(self.train)} training images can't be read, more than"
+                f" --unreadable-share {self.share:g} allows: {shorten(_locate(self.train, self.known))}. Replace them"
+                " by good ones and go on with --resume, or allow more: with --unreadable-share 1 a run does without"
+                " them, and lists all at its end"
+            )
+
+    def summarize(self) -> tuple[list[str], list[str]]:
+        """At the end of a run: warnings, and where all of them lie. All ranks take part."""
+        tests = set().union(*self.world.all_gather_object(self.tests))
+        warnings, places = [], []
+        for dataset, indices, kind, meanwhile in (
+            (self.train, self.known, "training image", "replaced by other images"),
+            (self.test, tests, "test image", "left out"),
+        ):
+            here = _locate(dataset, indices)
+            places += here
+            if here:
+                warnings.append(
+                    f"[yellow]{pluralize(len(here), kind)} could not be read[/yellow], {meanwhile}:"
+                    f" {escape(shorten(here))}. Put good images there before the next run."
+                )
+        return warnings, places
+
+
+def _locate(dataset: ImageDataset, indices: set[int]) -> list[str]:
+    return [dataset.locate(index) for index in sorted(indices)]
+
+
+def pad_after_read_error(
+    batches: Iterator[Batch], blank: Callable[[], Batch], report: Callable[[str], None]
+) -> Iterator[Batch]:
+    """Batches for one of several ranks. Once reading fails, it reports the reason and goes on with blank batches.
+
+    The other ranks wait for its share of the step, and learn of the problem afterwards.
+    """
+    try:
+        yield from batches
+    except READ_ERRORS as error:
+        report(_last_line(error))
+        while True:
+            yield blank()
+
+
+def stop_on_all_ranks(batches: Iterable[Batch], world: World, stop_requested: Callable[[], bool]) -> Iterator[Batch]:
+    """Batches of a test. It ends on all ranks if reading fails on one, or if one is asked to stop."""
+    iterator = iter(batches)
+    while True:
+        batch = problem = None
+        try:
+            batch = next(iterator, None)
+        except READ_ERRORS as error:
+            if world.size == 1:
+                raise
+            problem = _last_line(error)
+        failed, stopped = world.all_reduce([float(problem is not None), float(stop_requested())])
+        if failed:
+            raise RunStoppedError(world.first_problem(problem))
+        if batch is None:  # on all ranks: all have as many batches
+            return
+        if stopped:
+            raise StopRequested
+        yield batch
+
+
+def _last_line(error: Exception) -> str:
+    """The reason of an error: torch puts the traceback of a worker before it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from flopping.training.recipe import Recipe, read
-from flopping.whole import whole
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from flopping.data.images import ImageDataset
+from flopping.errors import UsageError
+from flopping.files import atomic_write
+from flopping.models.zoo import registered_name
+from flopping.training.recipe import Count, Recipe, read
 
 RUN = "run.json"
 FORMAT = "flopping-run-1"
 
 
-@dataclass(frozen=True)
+@checked_dataclass(config=ConfigDict(extra="ignore"), frozen=True)
 class Job:
-    """What decides the result of a run: it is kept in the run's folder, and resumed with it."""
+    """What decides the result of a run. It is stored in the run's folder."""
 
     recipe: Recipe
     model: str
     data: str
     root: str | None = None
-    chunk: int | None = None
-    """Images that go through the network together; by default what the machine can take."""
+    micro_batch: Count | None = None
+    """Images that go through the network together; by default as many as fit the device."""
     init: str | None = None
     """Weights to start from."""
     new_head: bool = False
+    fingerprint: str | None = None
+    """What the data is, wherever it lies: see `fingerprint`. Unknown for runs of older versions."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in the run's folder."""
+        """Store it in the run's folder."""
         content = {"format": FORMAT, **asdict(self), "recipe": self.recipe.to_yaml()}
-        with whole(folder / RUN) as place:
+        with atomic_write(folder / RUN) as place:
             place.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     @classmethod
@@ -41,35 +51,41 @@ class Job:
             content = json.loads(path.read_text(encoding="utf-8"))
             form = content.pop("format")
             if form != FORMAT:
-                raise ValueError(f"{str(path)!r} is of format {form!r}; this version reads {FORMAT!r}")
+                raise UsageError(f"{str(path)!r} is of format {form!r}; this version reads {FORMAT!r}")
             recipe = read(content.pop("recipe"), f"the recipe in {str(path)!r}")
-            known = {f.name for f in fields(cls)}
-            return cls(recipe=recipe, **{name: value for name, value in content.items() if name in known})
+            if "chunk" in content:  # the name in older versions
+                content["micro_batch"] = content.pop("chunk")
+            return cls(recipe=recipe, **content)
         except FileNotFoundError as error:
-            raise ValueError(f"{str(folder)!r} is no run: it has no {RUN}") from error
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{str(path)!r} is no description of a run ({type(error).__name__}: {error})") from error
+            raise UsageError(f"{str(folder)!r} is no run: it has no {RUN}") from error
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, ValidationError) as error:
+            raise UsageError(f"{str(path)!r} does not describe a run ({type(error).__name__}: {error})") from error
 
-    def continued(self, kept: Job, folder: Path) -> Job:
-        """The job that was kept, if this one asks for the same; else a refusal that names what differs."""
-        asked = self if self.chunk is not None else replace(self, chunk=kept.chunk)
-        differ = [f"{name}={_short(theirs)} (was {_short(ours)})" for name, ours, theirs in _differences(kept, asked)]
+    def resume(self, stored: Job, folder: Path) -> Job:
+        """The stored job, with its data where this one finds it; refused if this one asks for something else.
+
+        Whether the data is the same is decided by its fingerprint, once it is open.
+        """
+        requested = self if self.micro_batch is not None else replace(self, micro_batch=stored.micro_batch)
+        differ = [f"{name}={_short(new)} (was {_short(old)})" for name, old, new in _differences(stored, requested)]
         if differ:
-            raise ValueError(
-                f"the run in {str(folder)!r} was started otherwise: {'; '.join(differ)}. Resume it as it was, or start"
-                " another one in another folder (--init takes weights along)"
+            raise UsageError(
+                f"the run in {str(folder)!r} was started with other settings: {'; '.join(differ)}. Resume it as it was,"
+                " or start another one in another folder (--init takes weights along)"
             )
-        return kept
+        return replace(stored, data=self.data, root=self.root)
 
 
 @dataclass(frozen=True)
-class Machine:
+class RunOptions:
     """How a run is carried out. It decides how fast a run is, and how numbers are rounded, not what is learned."""
 
     device: str = "auto"
     workers: int = 2
     compile: bool = True
     shard: bool = False
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time (`torch.use_deterministic_algorithms`)."""
     save_steps: int | None = None
     save_minutes: float = 10.0
     log_steps: int = 10
@@ -79,19 +95,34 @@ class Machine:
     """The run stops when more than this share of the training images can't be read."""
 
 
-def _differences(one: Job, other: Job) -> list[tuple[str, Any, Any]]:
-    found = []
-    for f in fields(Job):
-        a, b = getattr(one, f.name), getattr(other, f.name)
-        if f.name == "recipe":
-            found += [
-                (g.name, getattr(a, g.name), getattr(b, g.name))
-                for g in fields(Recipe)
-                if g.name != "about" and getattr(a, g.name) != getattr(b, g.name)
-            ]
-        elif a != b:
-            found.append((f.name, a, b))
-    return found
+def fingerprint(train: ImageDataset, test: ImageDataset) -> str:
+    """What data is, wherever it lies: numbers of images, and a hash of the names of classes and images."""
+    digest = hashlib.sha256(json.dumps(train.classes).encode())
+    for images in (train, test):
+        digest.update(f"\n{len(images)}\n".encode())
+        for name in images.portable_names():
+            digest.update(name.encode(errors="surrogateescape") + b"\0")
+    counts = f"{len(train)} training and {len(test)} test images of {len(train.classes)} classes"
+    return f"{counts}, names {digest.hexdigest()[:16]}"
+
+
+def _differences(stored: Job, requested: Job) -> list[tuple[str, Any, Any]]:
+    """The fields in which two jobs differ, whatever the spelling of names and paths."""
+    found = [
+        (each.name, getattr(stored.recipe, each.name), getattr(requested.recipe, each.name))
+        for each in fields(Recipe)
+        if each.name not in ("about", "model")  # the job names the model
+    ]
+    found += [(name, getattr(stored, name), getattr(requested, name)) for name in ("micro_batch", "new_head")]
+    if registered_name(stored.model) != registered_name(requested.model):
+        found.append(("model", stored.model, requested.model))
+    paths = ["init"] if stored.fingerprint else ["init", "data", "root"]
+    found += [
+        (name, old, new)
+        for name, old, new in ((name, getattr(stored, name), getattr(requested, name)) for name in paths)
+        if (old and os.path.realpath(old)) != (new and os.path.realpath(new))
+    ]
+    return [(name, old, new) for name, old, new in found if old != new]
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What learns: a network with its optimiser and the average of its weights, in one of the processes that share it."""
+"""A network with its optimizer and the average of its weights (EMA), on one rank."""
 
 from __future__ import annotations
 
@@ -7,16 +7,35 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from timm.data import Mixup
+from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn.utils import clip_grad_norm_
 
-from flopping.training.learning import loss_function, mixing, optimiser, schedule
-from flopping.training.loader import Batch
-from flopping.training.optimiser_state import fill_optimiser_, optimiser_state
-from flopping.training.order import Chunks
-from flopping.training.processes import Replica, World, fill_, not_finite, whole_state
-from flopping.training.randomness import derived, reseed
+from flopping.data.batches import Batch
+from flopping.data.order import MicroBatchSampler, derive_seed, seed_generators
+from flopping.errors import UsageError
+from flopping.training.checkpoint import AVERAGE, TRAINING, WEIGHTS, Checkpoint
+from flopping.training.distributed import (
+    FULL,
+    ParallelModel,
+    World,
+    broadcast_network,
+    compile_network,
+    find_non_finite,
+    load_full_state,
+    shard_network,
+)
 from flopping.training.recipe import Recipe
 
 LEAST_SCALE = 2.0**-14
@@ -24,88 +43,104 @@ LEAST_SCALE = 2.0**-14
 
 
 class Learner:
-    """A network that learns by a recipe, chunk by chunk."""
+    """A network that learns by a recipe, micro-batch by micro-batch."""
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, chunks: Chunks, world: World, *, shard: bool, compiled: bool
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        sampler: MicroBatchSampler,
+        world: World,
+        *,
+        shard: bool,
+        compiled: bool,
+        source: nn.Module | None = None,
     ) -> None:
-        self.recipe, self.chunks, self.world, self.model = recipe, chunks, world, model
+        """With `shard` the model is on the meta device, and rank 0 passes the same network with weights as `source`."""
+        self.recipe, self.sampler, self.world, self.model = recipe, sampler, world, model
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
-        model.to(world.device, self.dtype)
+        model.to(None if shard else world.device, self.dtype)
         self.average = ModelEmaV3(model, decay=recipe.ema) if recipe.ema is not None else None
-        self.replica = Replica(model, world, shard=shard, compiled=compiled)
-        if self.average is not None and shard:
-            Replica(self.average.module, world, shard=True, compiled=False)
-        self.optimizer = optimiser(model, recipe)
-        self.schedule = schedule(self.optimizer, recipe, chunks.order.steps)
+        if compiled:
+            compile_network(model, shard)
+        if shard:
+            shard_network(model, world, self.low_precision)
+            broadcast_network(model, source and source.to(self.dtype), world)
+            if self.average is not None:
+                shard_network(self.average.module, world)
+                self.average.set(model)
+        self.parallel = ParallelModel(model, world, sharded=shard)
+        self.optimizer = create_optimizer(model, recipe)
+        self.schedule = create_schedule(self.optimizer, recipe, sampler.order.steps)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "float16")
-        self.mix = mixing(recipe, int(model.num_classes))  # type: ignore[arg-type]
-        self.loss = loss_function(recipe).to(world.device)
+        self.mix = create_mixup(recipe, int(model.num_classes))  # type: ignore[arg-type]
+        self.loss = create_loss(recipe).to(world.device)
 
     @property
-    def lr(self) -> float:
-        """The learning rate of the last step."""
-        return float(self.optimizer.param_groups[0]["lr"])
+    def low_precision(self) -> torch.dtype | None:
+        """The type of mixed precision, if the recipe has it."""
+        mixed = self.recipe.precision in ("float16", "bfloat16")
+        return getattr(torch, self.recipe.precision) if mixed else None
 
     def precision(self) -> AbstractContextManager[object]:
         """The arithmetic of the forward pass."""
-        if self.recipe.precision in ("float32", "float64"):
+        if self.low_precision is None:
             return nullcontext()
-        return torch.autocast(self.world.device.type, getattr(torch, self.recipe.precision))
+        return torch.autocast(self.world.device.type, self.low_precision)
 
     def step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
         """One step of the optimiser; gives this process's part of the loss, whose mean over all is that of the step."""
         self.optimizer.zero_grad(set_to_none=True)
-        mine, turns, share = self.chunks.mine, self.chunks.turns, self.chunks.share
+        mine, passes, share = self.sampler.assigned, self.sampler.passes, self.sampler.mean_assigned
         total = torch.zeros((), device=self.world.device, dtype=self.dtype)
-        for chunk in range(mine.start, mine.start + turns):
-            is_mine = chunk in mine  # else a turn without images: others have one more, and wait for this process
-            batch = next(batches) if is_mine else self.blank()
+        for place in range(mine.start, mine.start + passes):
+            is_mine = place in mine  # else a pass without images: other ranks have one more, and wait for this one
+            batch = next(batches) if is_mine else self.padding_batch()
             images = batch.images.to(self.world.device, self.dtype, non_blocking=True)
             targets = batch.labels.to(self.world.device, non_blocking=True)
-            reseed(derived(self.recipe.seed, "chunk", epoch, step, chunk))  # for mixing and for what is dropped
+            seed_generators(derive_seed(self.recipe.seed, "chunk", epoch, step, place))  # for mixing and dropout
             if self.mix is not None:
                 images, targets = self.mix(images, targets)
-            with self.replica.gradients(exchanged=chunk == mine.start + turns - 1):
+            with self.parallel.accumulate_gradients(sync=place == mine.start + passes - 1):
                 with self.precision():
-                    logits = self.replica(images)
+                    logits = self.parallel(images)
                 # the loss in full precision; a mixed target has the precision of the logits
                 logits = logits.to(self.dtype)
                 loss = self.loss(logits, targets.to(self.dtype) if targets.is_floating_point() else targets)
-                # gradients are averaged over processes, so that a chunk counts the same whoever has it
+                # gradients are averaged over processes, so that a micro-batch counts the same on any rank
                 self.scaler.scale(loss / share if is_mine else 0 * loss).backward()
             if is_mine:
                 total += loss.detach() / share
         if self.recipe.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
-        self.schedule.step_update(epoch * self.chunks.order.steps + step)
+        self.schedule.step_update(epoch * self.sampler.order.steps + step)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average is not None:
             self.average.update(self.model)
         return total
 
-    def blank(self) -> Batch:
-        """A chunk without images."""
-        size, chunk = self.recipe.img_size, self.chunks.order.chunk
-        images = torch.zeros(chunk, self.recipe.in_chans, size, size, dtype=self.dtype, device=self.world.device)
-        return Batch(images, torch.zeros(chunk, dtype=torch.int64), [])
+    def padding_batch(self) -> Batch:
+        """A micro-batch without images."""
+        size, number = self.recipe.img_size, self.sampler.order.micro_batch
+        images = torch.zeros(number, self.recipe.in_chans, size, size, dtype=self.dtype, device=self.world.device)
+        return Batch(images, torch.zeros(number, dtype=torch.int64), [])
 
     @property
     def overflows(self) -> bool:
-        """Whether float16 is given up: steps were left out, one after the other, until no scale was small enough."""
+        """Whether the loss scale fell below LEAST_SCALE, because step after step overflowed."""
         return self.scaler.is_enabled() and self.scaler.get_scale() < LEAST_SCALE
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within it, the averaged weights are in the network's place: what was compiled serves them, too."""
+    def use_average(self) -> Iterator[None]:
+        """Within it, the network has the averaged weights: compiled code serves both."""
         assert self.average is not None
-        own, other = self.model.state_dict(), self.average.module.state_dict()
+        own, average = self.model.state_dict(), self.average.module.state_dict()
         kept = {name: tensor.clone() for name, tensor in own.items()}
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(other[name])
+                tensor.copy_(average[name])
         try:
             yield
         finally:
@@ -113,44 +148,121 @@ class Learner:
                 for name, tensor in own.items():
                     tensor.copy_(kept[name])
 
-    def weights(self, keep: bool) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        """The weights and their average; all processes take part, and some keep them."""
-        average = None if self.average is None else whole_state(self.average.module.state_dict(), keep)
-        return whole_state(self.model.state_dict(), keep), average
-
-    def state(self, keep: bool) -> dict[str, Any]:
-        """What else is needed to go on; all processes take part, and some keep it."""
-        return {
-            "optimizer": optimiser_state(self.model, self.optimizer, keep),
-            "scaler": self.scaler.state_dict(),
-        }
-
-    def restore(
-        self, weights: Mapping[str, Tensor], average: Mapping[str, Tensor] | None, state: Mapping[str, Any]
-    ) -> None:
-        """Stand where another learner of the same recipe and network stood."""
-        _fill(self.model, weights)
+    def gather(self, progress: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """The files of a checkpoint and their contents, gathered one at a time. All ranks iterate; rank 0 gets them."""
+        yield WEIGHTS, get_model_state_dict(self.model, options=FULL)
         if self.average is not None:
-            _fill(self.average.module, average or {})
-        fill_optimiser_(self.model, self.optimizer, state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+            yield AVERAGE, get_model_state_dict(self.average.module, options=FULL)
+        found: dict[str, Any] = {**get_optimizer_state_dict(self.model, self.optimizer, options=FULL)}
+        groups = [{k: value for k, value in group.items() if k != "params"} for group in found.get("param_groups", [])]
+        optimizer = {"state": found.get("state"), "groups": groups}
+        yield TRAINING, {"optimizer": optimizer, "scaler": self.scaler.state_dict(), **progress}
 
-    def not_finite(self) -> str | None:
-        """What of all that is kept holds NaN or an infinity, in this process."""
+    def restore(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint, which only rank 0 reads; `state` is what `checkpoint.training()` gave there."""
+        main, averages = self.world.is_main, {} if self.average is None else {"average": self.average.module}
+        for kind, network in {"weights": self.model, **averages}.items():
+            with self.world.raise_on_all_ranks():
+                tensors = getattr(checkpoint, kind)() or {} if main else {}
+                if main:
+                    _require_same_shapes(network.state_dict(), tensors)
+            load_full_state(network, tensors, self.world)
+        optimizer: dict[str, Any] = {"state": {}, "param_groups": []}
+        with self.world.raise_on_all_ranks():
+            if main:
+                names = {parameter: name for name, parameter in self.model.named_parameters()}
+                params = [[names[parameter] for parameter in group["params"]] for group in self.optimizer.param_groups]
+                saved = state["optimizer"]["groups"]
+                if len(saved) != len(params):
+                    raise UsageError(
+                        f"the optimizer has {len(saved)} parameter groups there and {len(params)} in this run"
+                    )
+                optimizer["param_groups"] = [{**group, "params": own} for group, own in zip(saved, params, strict=True)]
+                optimizer["state"] = state["optimizer"]["state"]
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.world.size > 1)
+        set_optimizer_state_dict(self.model, self.optimizer, optimizer, options=options)
+        self.scaler.load_state_dict(self.world.broadcast_object(state.get("scaler", {})))
+
+    def find_non_finite(self) -> str | None:
+        """What would be saved and holds NaN or an infinity, on this rank."""
         tensors = {f"the weights {name}": tensor for name, tensor in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"the average of {name}": value for name, value in self.average.module.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
-                    tensors[f"the optimiser's {key} of {name}"] = value
-        return not_finite(tensors)
+                    tensors[f"the optimizer's {key} of {name}"] = value
+        return find_non_finite(tensors)
 
 
-def _fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    own = model.state_dict()
-    for name in sorted({*own, *weights}):
-        ours, theirs = (tuple(state[name].shape) if name in state else None for state in (own, weights))
+def _require_same_shapes(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    for name in sorted({*own, *saved}):
+        ours, theirs = (tuple(state[name].shape) if name in state else None for state in (own, saved))
         if ours != theirs:
-            raise ValueError(f"{name} is {theirs} there, and {ours} in this network")
-        fill_(own[name], weights[name])
+            raise UsageError(f"{name} has shape {theirs} there and {ours} in this network")
+
+
+def is_decayed(name: str, parameter: nn.Parameter, spared: set[str]) -> bool:
+    """Whether weight decay acts on a parameter: on matrices and filters, not on vectors, positions and tokens.
+
+    >>> [is_decayed("some.weight", nn.Parameter(torch.ones(shape)), set()) for shape in ((2, 3), (1, 1, 3), (3,))]
+    [True, False, False]
+    """
+    return sum(size > 1 for size in parameter.shape) > 1 and name not in spared
+
+
+def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimiser. The gradient is clipped outside of it, and not once more inside."""
+    spared = set(getattr(model, "no_weight_decay", set)())
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for n, p in trained if is_decayed(n, p, spared)], "weight_decay": recipe.weight_decay},
+        {"params": [p for n, p in trained if not is_decayed(n, p, spared)], "weight_decay": 0.0},
+    ]
+    own_clipping: dict[str, Any] = {"max_grad_norm": None} if recipe.optimizer == "lamb" else {}
+    made: torch.optim.Optimizer = create_optimizer_v2(
+        [group for group in groups if group["params"]],
+        opt=recipe.optimizer,
+        lr=recipe.lr,
+        weight_decay=recipe.weight_decay,
+        **own_clipping,
+    )
+    return made
+
+
+def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Scheduler:
+    """Linear warm-up, then half a cosine over the rest, for so many steps per epoch. It has no state of its own."""
+    warmup = round(recipe.warmup_epochs * steps)
+    return CosineLRScheduler(
+        optimizer,
+        t_initial=recipe.epochs * steps - warmup,
+        lr_min=recipe.min_lr,
+        warmup_t=warmup,
+        warmup_lr_init=recipe.warmup_lr,
+        warmup_prefix=True,
+        t_in_epochs=False,
+    )
+
+
+def create_mixup(recipe: Recipe, classes: int) -> Mixup | None:
+    """Mixup and CutMix, if the recipe has them."""
+    if not recipe.mixes:
+        return None
+    return Mixup(
+        mixup_alpha=recipe.mixup,
+        cutmix_alpha=recipe.cutmix,
+        label_smoothing=recipe.label_smoothing,
+        num_classes=classes,
+    )
+
+
+def create_loss(recipe: Recipe) -> nn.Module:
+    """The recipe's loss, for targets as `create_mixup` makes them."""
+    loss: nn.Module = nn.CrossEntropyLoss()
+    if recipe.loss == "bce":
+        loss = BinaryCrossEntropy(smoothing=recipe.label_smoothing, target_threshold=0.0)  # any share counts as present
+    elif recipe.mixes:
+        loss = SoftTargetCrossEntropy()
+    elif recipe.label_smoothing:
+        loss = LabelSmoothingCrossEntropy(recipe.label_smoothing)
+    return loss

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, field, fields, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from flopping.training.families import Family, family_of
-from flopping.training.fields import Range, check, described, known_name, make
-from flopping.training.plain_yaml import dump, parse
+from annotated_types import Interval, MinLen
+from pydantic import BeforeValidator, Strict
+from pydantic.dataclasses import dataclass
+
+from flopping.errors import UsageError, as_usage_error
+from flopping.training.schema import STRICT, as_file_error, build, document, format_yaml, parse_yaml, unknown_field
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-SHARE = Range(at_least=0, at_most=1)
-PART = Range(at_least=0, below=1)
-MOST = Range(above=0, at_most=1)
-COUNT = Range(at_least=1)
-POSITIVE = Range(above=0)
-NOT_NEGATIVE = Range(at_least=0)
+Family = Literal["ViT", "ResMLP", "ConvNeXt"]
+Count = Annotated[int, Interval(ge=1)]
+Positive = Annotated[float, Interval(gt=0)]
+NotNegative = Annotated[float, Interval(ge=0)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+BelowOne = Annotated[float, Interval(ge=0, lt=1)]
+PositiveShare = Annotated[float, Interval(gt=0, le=1)]
 
 SYNONYMS = {
     "learning_rate": "lr",
@@ -51,7 +56,7 @@ SYNONYMS = {
 }
 """Names that fields have elsewhere, in timm above all: an error says what they are called here."""
 
-DECIDED = {"img_size": "img_size", "in_chans": "in_chans", "drop_path_rate": "drop_path", "drop_rate": "dropout"}
+SET_BY_FIELDS = {"img_size": "img_size", "in_chans": "in_chans", "drop_path_rate": "drop_path", "drop_rate": "dropout"}
 """Arguments of networks that fields of a recipe decide, and which ones."""
 
 _NUMBER = r"\d+(\.\d+)?"
@@ -63,23 +68,39 @@ _POLICIES = (
 """The policies of timm's that have a meaning; timm itself ignores some of what it doesn't know."""
 
 
-@dataclass(frozen=True)
+def _as_plain(value: Any) -> Any:
+    """A value that YAML can hold, with tuples as lists."""
+    if isinstance(value, (list, tuple)):
+        return [_as_plain(item) for item in value]
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        return {key: _as_plain(item) for key, item in value.items()}
+    if value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value)):
+        return value
+    raise ValueError(f"is a table of plain values, got {value!r}")
+
+
+Numbers = Annotated[tuple[float, ...], Strict(False), MinLen(1)]
+PositiveNumbers = Annotated[tuple[Positive, ...], Strict(False), MinLen(1)]
+Percent = Annotated[float, Strict(), Interval(ge=0, le=100)]
+PlainTable = Annotated[dict[str, Any], BeforeValidator(_as_plain)]
+"""Lists of YAML are tuples here."""
+
+
+@dataclass(config={**STRICT, "strict": False}, frozen=True)  # so that a table serves as one
 class About:
     """The header of a recipe."""
 
     source: Annotated[str, "where the values come from"] = ""
     command: Annotated[str, "the command that runs it"] = ""
     expected: Annotated[
-        dict[str, float], Range(at_least=0, at_most=100), "top-1 accuracy in per cent, by the network's name"
+        dict[str, Annotated[float, Strict(), Interval(ge=0, le=100)]],
+        "top-1 accuracy in per cent, by the network's name",
     ] = field(default_factory=dict)
     cost: Annotated[str, "an estimate of what a run costs"] = ""
     notes: Annotated[str, "what else to know"] = ""
 
-    def __post_init__(self) -> None:
-        check(self)
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class Recipe:
     """All that decides what is learned. What only decides how fast (devices, processes, workers) is no part of it."""
 
@@ -87,36 +108,33 @@ class Recipe:
     family: Annotated[Family, "the networks it is for"]
 
     model: Annotated[str, "the network, if none is named on the command line"] = ""
-    model_args: Annotated[dict[str, Any], "arguments of the network beyond its name, as its width"] = field(
+    model_args: Annotated[PlainTable, "arguments of the network beyond its name, as its width"] = field(
         default_factory=dict
     )
-    drop_path: Annotated[float, PART, "stochastic depth"] = 0.0
+    drop_path: Annotated[BelowOne, "stochastic depth"] = 0.0
     drop_path_rises: Annotated[bool, "whether stochastic depth rises linearly from 0 over the blocks"] = False
-    dropout: Annotated[float, PART, "dropout before the classifier"] = 0.0
+    dropout: Annotated[BelowOne, "dropout before the classifier"] = 0.0
 
-    img_size: Annotated[int, COUNT, "height and width of images"] = 224
-    in_chans: Annotated[int, COUNT, "3 for colour images, 1 for grey ones"] = 3
-    mean: Annotated[tuple[float, ...] | None, "mean of the images' channels; null: the network's"] = None
-    std: Annotated[
-        tuple[float, ...] | None, POSITIVE, "standard deviation of the images' channels; null: the network's"
-    ] = None
+    img_size: Annotated[Count, "height and width of images"] = 224
+    in_chans: Annotated[Count, "3 for colour images, 1 for grey ones"] = 3
+    mean: Annotated[Numbers | None, "mean of the images' channels; null: the network's"] = None
+    std: Annotated[PositiveNumbers | None, "standard deviation of the images' channels; null: the network's"] = None
     interpolation: Annotated[Literal["nearest", "bilinear", "bicubic"], "how images are resized"] = "bicubic"
-    test_crop: Annotated[float, MOST, "share of a test image's side that is kept"] = 1.0
+    test_crop: Annotated[PositiveShare, "share of a test image's side that is kept"] = 1.0
 
-    epochs: Annotated[int, COUNT, "passes over the images"]
-    batch_size: Annotated[int, COUNT, "images per step, over all processes"]
+    epochs: Annotated[Count, "passes over the images"]
+    batch_size: Annotated[Count, "images per step, over all processes"]
     optimizer: Annotated[Literal["lamb", "adamw", "sgd"], "timm's optimiser"]
-    lr: Annotated[float, POSITIVE, "highest learning rate, for the whole batch; it is not rescaled"]
+    lr: Annotated[Positive, "highest learning rate, for the whole batch; it is not rescaled"]
     lr_schedule: Annotated[Literal["cosine"], "how the learning rate falls after warm-up"] = "cosine"
-    warmup_epochs: Annotated[float, NOT_NEGATIVE, "epochs of linear warm-up"] = 0.0
-    warmup_lr: Annotated[float, NOT_NEGATIVE, "learning rate at the beginning of warm-up"] = 1e-6
-    min_lr: Annotated[float, NOT_NEGATIVE, "learning rate at the end"] = 1e-5
-    weight_decay: Annotated[float, NOT_NEGATIVE, "weight decay, on matrices and filters only"] = 0.0
-    clip_grad: Annotated[
-        float | None, POSITIVE, "largest norm of the gradient; null: any, LAMB's own limit off too"
-    ] = None
+    warmup_epochs: Annotated[NotNegative, "epochs of linear warm-up"] = 0.0
+    warmup_lr: Annotated[NotNegative, "learning rate at the beginning of warm-up"] = 1e-6
+    min_lr: Annotated[NotNegative, "learning rate at the end"] = 1e-5
+    weight_decay: Annotated[NotNegative, "weight decay, on matrices and filters only"] = 0.0
+    clip_grad: Annotated[Positive | None, "largest norm of the gradient; null: any, LAMB's own limit off too"] = None
     ema: Annotated[
-        float | None, Range(above=0, below=1), "decay of a moving average of the weights, kept and tested beside them"
+        Annotated[float, Interval(gt=0, lt=1)] | None,
+        "decay of a moving average of the weights, kept and tested beside them",
     ] = None
     precision: Annotated[
         Literal["float32", "bfloat16", "float16", "float64"],
@@ -124,28 +142,26 @@ class Recipe:
     ] = "float32"
 
     loss: Annotated[Literal["ce", "bce"], "cross-entropy over classes, or binary for each class"] = "ce"
-    label_smoothing: Annotated[float, PART, "share of the target that is spread over all classes"] = 0.0
+    label_smoothing: Annotated[BelowOne, "share of the target that is spread over all classes"] = 0.0
 
     augment: Annotated[str | None, "timm's name of a policy: 3a is 3-Augment, rand-m9-mstd0.5-inc1 RandAugment"] = None
     color_jitter: Annotated[
-        float | None, NOT_NEGATIVE, "strength of colour jitter; policies other than 3a replace it, as in timm"
+        NotNegative | None, "strength of colour jitter; policies other than 3a replace it, as in timm"
     ] = None
-    crop_scale: Annotated[float, MOST, "smallest share of the image's area that a random crop keeps"] = 0.08
-    flip: Annotated[float, SHARE, "probability of mirroring an image; skipped where mirroring changes nothing"] = 0.5
-    erase: Annotated[float, SHARE, "probability of random erasing"] = 0.0
-    mixup: Annotated[float, NOT_NEGATIVE, "alpha of mixup"] = 0.0
-    cutmix: Annotated[float, NOT_NEGATIVE, "alpha of CutMix"] = 0.0
+    crop_scale: Annotated[PositiveShare, "smallest share of the image's area that a random crop keeps"] = 0.08
+    flip: Annotated[Share, "probability of mirroring an image; skipped where mirroring changes nothing"] = 0.5
+    erase: Annotated[Share, "probability of random erasing"] = 0.0
+    mixup: Annotated[NotNegative, "alpha of mixup"] = 0.0
+    cutmix: Annotated[NotNegative, "alpha of CutMix"] = 0.0
     repeats: Annotated[
-        int, COUNT, "repeated augmentation: how often an image comes in a batch, each time augmented anew"
+        Count, "repeated augmentation: how often an image comes in a batch, each time augmented anew"
     ] = 1
     seed: Annotated[
-        int,
-        Range(at_least=0, below=2**32),
+        Annotated[int, Interval(ge=0, lt=2**32)],
         "decides the weights' start, the order of images and all that is random",
     ] = 0
 
     def __post_init__(self) -> None:
-        check(self)
         self._check_network()
         self._check_combinations()
 
@@ -153,8 +169,10 @@ class Recipe:
         for name in self.model_args:
             if not name.isidentifier():
                 raise ValueError(f"model_args are named as in Python, got {name!r}")
-            if name in DECIDED:
-                raise ValueError(f"{name} is decided by the field {DECIDED[name]}, and can't be in model_args too")
+            if name in SET_BY_FIELDS:
+                raise ValueError(
+                    f"{name} is decided by the field {SET_BY_FIELDS[name]}, and can't be in model_args too"
+                )
             if name == "num_classes":
                 raise ValueError("num_classes is decided by the images, and can't be in model_args")
         if self.model:
@@ -193,17 +211,17 @@ class Recipe:
             )
 
     def require_family(self, model_name: str) -> None:
-        """Refuse a network of another family, by its name; one whose name tells nothing is yours to judge.
+        """Refuse a network of another family, by its name; a network of an unknown family is taken.
 
         >>> load("deit3_base").require_family("resmlp_24_224")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        ValueError: resmlp_24_224 is a ResMLP and the recipe is for ViT; for ResMLP there are ...resmlp_tiny, ...
+        flopping.errors.UsageError: resmlp_24_224 is a ResMLP and the recipe is for ViT; for ResMLP there are ...
         """
         found = family_of(model_name)
         if found not in (None, self.family):
             fitting = ", ".join(name for name, family in _families().items() if family == found)
-            raise ValueError(
+            raise UsageError(
                 f"{model_name} is a {found} and the recipe is for {self.family}; for {found} there are {fitting}"
             )
 
@@ -214,7 +232,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The recipe with all its fields, as `read` takes it."""
-        return dump(asdict(self))
+        return format_yaml(_as_plain(asdict(self)))
 
     def override(self, changes: Iterable[str]) -> Recipe:
         """A recipe with some fields changed, each by KEY=VALUE; model_args.KEY=VALUE changes one argument.
@@ -223,36 +241,68 @@ class Recipe:
         0.001
         """
         values: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for change in changes:
             key, equals, text = change.partition("=")
             if not equals or not text.strip():
-                raise ValueError(f"a field is changed by KEY=VALUE, as lr=1e-3 or clip_grad=null, got {change!r}")
-            field_name, dot, _ = key.partition(".")
-            if field_name == "about":
-                raise ValueError(f"the header of a recipe (about) can't be changed on the command line, got {change!r}")
-            if not (dot and field_name == "model_args"):
-                known_name(key, described(Recipe), "a recipe", SYNONYMS)
-            if key in values:
-                raise ValueError(f"{key} is given twice")
-            try:
-                values[key] = parse(text)
-            except ValueError as error:
-                raise ValueError(f"the value of {change!r} can't be read: {error}") from error
-        arguments = {key: values.pop(key) for key in list(values) if "." in key}
+                raise UsageError(f"a field is changed by KEY=VALUE, as lr=1e-3 or clip_grad=null, got {change!r}")
+            name, dot, argument = key.partition(".")
+            if name == "about":
+                raise UsageError(f"the header of a recipe (about) can't be changed on the command line, got {change!r}")
+            known = [each.name for each in fields(Recipe)]
+            if key not in known and not (dot and name == "model_args"):
+                raise UsageError(unknown_field(key, known, "a recipe", SYNONYMS))
+            table, key = (arguments, argument) if dot else (values, key)
+            if key in table:
+                raise UsageError(f"{key} is given twice")
+            with as_usage_error(UsageError, context=f"the value of {change!r} can't be read"):
+                table[key] = parse_yaml(text)
         if arguments:
-            table = described(Recipe)["model_args"].fit(values.get("model_args", self.model_args))
-            values["model_args"] = table | {key.partition(".")[2]: value for key, value in arguments.items()}
-        return replace(self, **values)
+            others = values.get("model_args", self.model_args)
+            if not isinstance(others, Mapping):
+                raise UsageError(f"model_args is a table of plain values, got {others!r}")
+            values["model_args"] = {**others, **arguments}
+        with as_file_error(Recipe, values, "a recipe", SYNONYMS):
+            return replace(self, **values)
+
+
+# Names of timm's registry, ours among them; `test_vit` is timm's own small one.
+_REGISTERED: dict[str, Family] = {
+    r"(test_)?(deit\d?|vit\d?)": "ViT",
+    r"resmlp": "ResMLP",
+    r"(test_)?convnext(v2)?\d?": "ConvNeXt",
+}
+# Names of the paper without punctuation and capitals: E(ConvNeXt-S (iso.)) is econvnextsiso.
+_PAPER: dict[str, Family] = {
+    r"[ehi]?vit[sblh]": "ViT",
+    r"[ehi]?resmlp[tsbl](12|24)": "ResMLP",
+    r"[ehi]?convnext[tsbl](iso)?": "ConvNeXt",
+}
+
+
+def family_of(name: str) -> Family | None:
+    """The family of a network by its name in the registry or in the paper; None where it is unknown.
+
+    >>> family_of("H(ViT-B)"), family_of("deit3_small_patch16_224"), family_of("e(convnext-s iso)")
+    ('ViT', 'ViT', 'ConvNeXt')
+    >>> family_of("swin_tiny_patch4_window7_224"), family_of("mine.py:vit_net")
+    (None, None)
+    """
+    source, _, last = name.rpartition(":")
+    if source not in ("", "hf-hub", "hf_hub"):  # a file or a folder, whose name means nothing
+        return None
+    registered = last.rpartition("/")[2]  # hf-hub:timm/NAME
+    plain = re.sub(r"[\W_]", "", name.lower())
+    for patterns, text, end in ((_REGISTERED, registered, r"[_.]|\Z"), (_PAPER, plain, r"\Z")):
+        for pattern, family in patterns.items():
+            if re.match(f"(?:{pattern})(?:{end})", text):
+                return family
+    return None
 
 
 def documentation() -> list[tuple[str, str, str]]:
     """Every field of a recipe: its name, its default as text (empty where one must be given), and what it means."""
-    rows = []
-    for name, description in described(Recipe).items():
-        default = {} if isinstance(description.default, About) else description.default
-        text = "" if default is MISSING else dump(default).removesuffix("...\n").strip()
-        rows.append((name, text, f"{description.meaning} ({description.takes})"))
-    return rows
+    return document(Recipe)
 
 
 def names() -> list[str]:
@@ -276,16 +326,13 @@ def text_of(name: str | Path) -> str:
     """The file of a recipe that `load` reads, comments included."""
     text = str(name)
     if text.endswith((".yaml", ".yml")):
-        path = Path(text)
-        if not path.is_file():
-            raise ValueError(f"no recipe {text!r}: there is no such file")
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{text}: a recipe is text in UTF-8, got {error}") from error
+        if not Path(text).is_file():
+            raise UsageError(f"no recipe {text!r}: there is no such file")
+        with as_usage_error(UnicodeDecodeError, context=f"{text}: a recipe is text in UTF-8"), as_usage_error(OSError):
+            return Path(text).read_text(encoding="utf-8")
     if text not in names():
         near = get_close_matches(text.lower(), names(), n=3, cutoff=0.4) or names()
-        raise ValueError(
+        raise UsageError(
             f"no recipe is called {text!r}; the closest are {', '.join(near)}. A file of yours ends in .yaml"
         )
     return _folder().joinpath(f"{text}.yaml").read_text(encoding="utf-8")
@@ -294,19 +341,19 @@ def text_of(name: str | Path) -> str:
 def read(text: str, where: str) -> Recipe:
     """A recipe from the text of its file; `where` is the file's name, for errors."""
     try:
-        content = parse(text)
+        content = parse_yaml(text)
         if content is None:
-            raise ValueError("a recipe is a table of fields, and there is nothing in it")
-        return make(Recipe, content, "a recipe", SYNONYMS)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+            raise UsageError("a recipe is a table of fields, and the file is empty")
+        return build(Recipe, content, "a recipe", SYNONYMS)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
 
 
 def _folder() -> Traversable:
-    return files("flopping.recipes")
+    return files("flopping.training.recipes")
 
 
 @lru_cache
 def _families() -> dict[str, str]:
-    """The families of the package's recipes, which aren't checked for it: one that is refused may ask."""
-    return {name: parse(text_of(name))["family"] for name in names()}
+    """The families of the package's recipes."""
+    return {name: parse_yaml(text_of(name))["family"] for name in names()}

@@ -1,155 +1,183 @@
-"""The loop: steps, tests, checkpoints, and every way in which it can end."""
+"""The training loop: steps, tests, checkpoints, and every way in which a run ends."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
-from flopping.training.checkpoint import Checkpoint, Keeper
-from flopping.training.evaluate import Accuracy, accuracy
-from flopping.training.feeds import agreed, eval_batches, training_feed, unbroken, worded
-from flopping.training.images import Images
-from flopping.training.job import Job, Machine
-from flopping.training.journal import Journal
-from flopping.training.learner import Learner
-from flopping.training.loader import (
-    Preparation,
-    Timed,
-    Transform,
-    eval_transform,
-    lost_workers,
-    training_transform,
+from flopping.data.augment import Augmentation, Preparation, Transform, create_eval_transform, create_training_transform
+from flopping.data.batches import TimedBatches, WorkerLostError, detect_lost_workers
+from flopping.data.images import ImageDataset
+from flopping.data.loader import create_data_source, create_evaluation_loader
+from flopping.data.order import MicroBatchSampler, Order
+from flopping.errors import (
+    PeerLostError,
+    RunInterruptedError,
+    RunStoppedError,
+    StopRequested,
+    UsageError,
+    as_usage_error,
+    pluralize,
 )
-from flopping.training.networks import build, description, ignores_mirroring, load_weights, normalisation, weights_of
-from flopping.training.order import Chunks, Order
-from flopping.training.processes import World
-from flopping.training.progress import Pace, Progress, Window
-from flopping.training.stops import AskedError, InterruptedRunError, Signals, StoppedError
-from flopping.training.unreadable import Unreadable
-from flopping.whole import remedy
-from flopping.wording import counted
+from flopping.files import remedy
+from flopping.training.checkpoint import CONFIG, Checkpoint, CheckpointManager
+from flopping.training.distributed import StopSignals, World
+from flopping.training.evaluate import Accuracy, UnreadableImages, accuracy, pad_after_read_error, stop_on_all_ranks
+from flopping.training.job import Job, RunOptions
+from flopping.training.learner import Learner
+from flopping.training.networks import (
+    build,
+    create_config,
+    ignores_mirroring,
+    load_pretrained,
+    normalisation,
+    read_initial_weights,
+)
+from flopping.training.run_log import Pace, Progress, RunLog, Window
 
-MOST_STEPS = {"cpu": 1, "cuda": 10}
-"""A GPU is not waited for after every step, but what its steps gave is looked at after so many at the latest."""
+MAX_STEPS_PER_SYNC = {"cpu": 1, "cuda": 10}
+"""The largest number of steps between two looks at the losses, for which a GPU has to be waited for."""
 
 
 class Trainer:
-    """One run, in one of the processes that take part."""
+    """One run, on one of its ranks."""
 
     def __init__(
         self,
         job: Job,
-        machine: Machine,
+        machine: RunOptions,
         folder: Path,
         world: World,
-        train: Images,
-        test: Images,
+        train: ImageDataset,
+        test: ImageDataset,
         console: Console,
-        signals: Signals | None = None,
+        signals: StopSignals | None = None,
     ) -> None:
         self.job, self.machine, self.folder, self.world, self.console = job, machine, folder, world, console
         self.recipe = recipe = job.recipe
         self.train, self.test = train, test
-        assert job.chunk is not None
-        with world.together():
-            self.order = Order(len(train), recipe.batch_size, job.chunk, recipe.repeats, recipe.seed)
-            self.chunks = Chunks(self.order, world.rank, world.size)
+        assert job.micro_batch is not None
+        with world.raise_on_all_ranks():
+            self.order = Order(len(train), recipe.batch_size, job.micro_batch, recipe.repeats, recipe.seed)
+            self.sampler = MicroBatchSampler(self.order, world.rank, world.size)
             self.steps = self.order.steps * recipe.epochs
-            model = build(recipe, job.model, len(train.classes))
-            if job.init is not None:
-                load_weights(model, weights_of(Path(job.init)), repr(job.init), new_head=job.new_head)
-        self.learner = Learner(model, recipe, self.chunks, world, shard=machine.shard, compiled=machine.compile)
+            model, source = self._build(len(train.classes))
+        compiled, shard = machine.compile, machine.shard
+        self.learner = Learner(model, recipe, self.sampler, world, shard=shard, compiled=compiled, source=source)
         self.model, self.dtype = model, self.learner.dtype
         self.flip = 0.0 if ignores_mirroring(model) else recipe.flip
         self.normal = normalisation(recipe, model)
-        transform = training_transform(recipe, self.normal, self.flip)
-        self.feed = training_feed(train, self._preparation(transform), self.chunks, machine.workers, world)
-        self.config = description(model, recipe, self.normal, train.classes)
-        self.keeper = Keeper(folder)
+        augmentation = Augmentation(
+            img_size=recipe.img_size,
+            crop_scale=recipe.crop_scale,
+            flip=self.flip,
+            color_jitter=recipe.color_jitter,
+            policy=recipe.augment,
+            interpolation=recipe.interpolation,
+            erase=recipe.erase,
+        )
+        preparation = self._preparation(create_training_transform(augmentation, self.normal))
+        self.source = create_data_source(train, preparation, self.sampler, machine.workers)
+        self.config = create_config(model, recipe, self.normal, train.classes)
+        self.manager = CheckpointManager(folder)
         self.progress = Progress()
-        self.unreadable = Unreadable(train, test, world, machine.unreadable_share)
+        self.unreadable = UnreadableImages(train, test, world, machine.unreadable_share)
         self.problem: str | None = None
-        """Why this process can't go on, if only it knows yet."""
-        self.signals = signals or Signals(speaks=world.is_main, launched=world.launched)
-        """Listened to by whoever made them; else nobody can ask."""
+        """Why this rank can't go on, until all ranks know."""
+        self.signals = signals or StopSignals(verbose=world.is_main, launched=world.launched)
         self.window = Window()
-        self.pace = Pace(MOST_STEPS[world.device.type], (machine.log_steps, machine.save_steps))
+        self.pace = Pace(MAX_STEPS_PER_SYNC[world.device.type], (machine.log_steps, machine.save_steps))
         self.is_warm = False
         self.saved_at = monotonic()
 
-    # -- images
+    def _build(self, classes: int) -> tuple[nn.Module, nn.Module | None]:
+        """The network and the one that has its weights: the same one, or, for a sharded network, one on rank 0."""
+        job, shard = self.job, self.machine.shard
+        with torch.device("meta") if shard else nullcontext():
+            source: nn.Module | None = build(job.recipe, job.model, classes)
+        model = source
+        if shard:
+            source = build(job.recipe, job.model, classes) if self.world.is_main else None
+        if source is not None and job.init is not None:
+            load_pretrained(source, read_initial_weights(Path(job.init)), repr(job.init), new_head=job.new_head)
+        assert model is not None
+        return model, source
 
     def _preparation(self, transform: Transform) -> Preparation:
         return Preparation(transform, self.recipe.in_chans, self.normal, self.world.device, self.dtype)
 
-    # -- the whole run
-
     def run(self) -> Accuracy:
-        """Train to the end, from where the run stands, and test."""
+        """Train from the last checkpoint, or from the beginning, to the end, and test."""
         self.model.train()
         progress = self.progress
         with (
-            self.world.in_touch(self._last_good),
-            lost_workers(self.machine.workers, self._last_good, alone=self.world.size > 1),
-            Journal(
-                self.folder, self.console, self.steps, progress.step, progress.events, speaks=self.world.is_main
-            ) as self.journal,
+            self.world.detect_lost_peers(lambda: f"{self._name_last_checkpoint()}Go on with --resume"),
+            self._detect_lost_workers(),
+            RunLog(
+                self.folder, self.console, self.steps, progress.step, progress.events, enabled=self.world.is_main
+            ) as self.log,
         ):
-            self._introduce()
-            self.signals.doing = "ending the step and saving"
+            self._announce()
+            self.signals.action = "ending the step and saving"
             result = None
             while progress.epochs < self.recipe.epochs:
                 result = self._epoch()
             try:
                 result = result or self._test()
-            except AskedError:
-                raise self._interrupted(self.keeper.place(progress.step)) from None
-            self._end(result)
-            self._give_up()
+            except StopRequested:
+                raise self._interrupted(self.manager.step_folder(progress.step)) from None
+            self._finish(result)
+            self._stop_on_problem()
         return result
 
     def _epoch(self) -> Accuracy | None:
         epoch = self.progress.epochs
         first = self.progress.step - epoch * self.order.steps
-        batches = worded(self.feed.start(epoch, first), self.machine.workers, self._last_good)
-        batches = Timed(batches if self.world.size == 1 else unbroken(batches, self.learner.blank, self._cannot))
-        noted = self.unreadable.noted(batches)
+        batches = self.source.start(epoch, first)
+        if self.world.size > 1:
+            batches = pad_after_read_error(batches, self.learner.padding_batch, self._set_problem)
+        timed = TimedBatches(batches)
+        recorded = self.unreadable.record(timed)
         losses: list[Tensor] = []
         started = monotonic()
         for step in range(first, self.order.steps):
-            losses.append(self.learner.step(epoch, step, noted))
-            asked = self.world.size == 1 and self.signals.asked
-            if asked or step + 1 == self.order.steps or self.pace.is_due(len(losses), self.progress.step):
+            losses.append(self.learner.step(epoch, step, recorded))
+            stop_requested = self.world.size == 1 and self.signals.requested
+            if stop_requested or step + 1 == self.order.steps or self.pace.is_due(len(losses), self.progress.step):
                 numbers = torch.stack(losses).tolist()
                 losses = []
-                self._look(numbers, monotonic() - started, batches.seconds)
-                started, batches.seconds = monotonic(), 0.0  # what a checkpoint took is no part of training
-        return self._end_of_epoch(epoch)
+                self._process(numbers, monotonic() - started, timed.seconds)
+                started, timed.seconds = monotonic(), 0.0  # without the time of a checkpoint
+        return self._finish_epoch(epoch)
 
-    def _look(self, losses: list[float], seconds: float, loading: float) -> None:
-        """What the last steps gave; whether to log, to save, or to stop."""
+    def _process(self, losses: list[float], seconds: float, loading: float) -> None:
+        """Share the losses of the last steps with all ranks; log, save or stop if it is time."""
         world, progress = self.world, self.progress
         save = world.is_main and self._save_is_due(len(losses))
-        flags = (self.problem, self.unreadable.found, self.signals.asked, save, self.learner.overflows)
-        *sums, took, problem, bad, stop, save_all, overflow = world.sum(
+        flags = (self.problem, self.unreadable.found, self.signals.requested, save, self.learner.overflows)
+        *sums, took, problem, bad, stop, save_all, overflow = world.all_reduce(
             [*losses, seconds, *(float(bool(flag)) for flag in flags)]
         )
         self.pace.set(took / world.size / len(losses))
         if problem:
-            self._give_up()
+            self._stop_on_problem()
         means = [value / world.size for value in sums]
         for offset, mean in enumerate(means, 1):
             if not math.isfinite(mean):
-                raise StoppedError(self._diverged(f"the loss is {mean} in step {progress.step + offset}"))
+                raise RunStoppedError(self._diverged(f"the loss is {mean} in step {progress.step + offset}"))
         if overflow:
             what = f"gradients overflow float16 at any scale: step {progress.step + len(means)} and those before it"
-            raise StoppedError(self._diverged(f"{what} were left out"))
+            raise RunStoppedError(self._diverged(f"{what} were left out"))
         images = len(means) * self.order.batch_size
         progress.add(means, images)
         if self.is_warm:
@@ -160,19 +188,20 @@ class Trainer:
             self.window.waiting += loading
         self.is_warm = True
         if bad:
-            self.unreadable.share_out()
+            self.unreadable.gather()
         if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
+            window = self.window
             self._log(
                 "step",
                 epoch=progress.step / self.order.steps,
                 loss=progress.loss_sum / progress.losses,
-                lr=self.learner.lr,
-                images_per_s=self.window.speed,
-                waiting=self.window.waiting_share,
+                lr=float(self.learner.optimizer.param_groups[0]["lr"]),
+                images_per_s=window.images / window.seconds if window.seconds else None,
+                waiting=window.waiting / window.seconds if window.seconds else None,
             )
             progress.loss_sum, progress.losses = 0.0, 0
             self.window = Window()
-        self.journal.progress(progress.step, f"loss {means[-1]:.3f}, {progress.speed:.0f} images/s")
+        self.log.update_bar(progress.step, f"loss {means[-1]:.3f}, {progress.speed:.0f} images/s")
         if stop:
             raise self._interrupted(self.save(None))
         if save_all and progress.step % self.order.steps:
@@ -184,14 +213,17 @@ class Trainer:
             return True
         return monotonic() - self.saved_at > 60 * self.machine.save_minutes
 
-    def _end_of_epoch(self, epoch: int) -> Accuracy | None:
+    def _finish_epoch(self, epoch: int) -> Accuracy | None:
         progress = self.progress
         self._require_finite()
         tested = (epoch + 1) % self.machine.test_epochs == 0 or progress.step == self.steps
         try:
             result = self._test() if tested else None
-            average = self._test_average() if tested and self.learner.average is not None else None
-        except AskedError:  # nothing has changed since the last step: the test comes once more after resuming
+            average = None
+            if tested and self.learner.average is not None:
+                with self.learner.use_average():
+                    average = self._test()
+        except StopRequested:  # the test is repeated after resuming
             raise self._interrupted(self.save(None)) from None
         loss, progress.epoch_loss = progress.epoch_loss / self.order.steps, 0.0
         if result is not None:
@@ -204,31 +236,29 @@ class Trainer:
                 **({} if average is None else {f"ema_{name}": value for name, value in average.as_dict().items()}),
             )
             more = "" if average is None else f" (EMA {average.top1:.2f} %)"
-            self.journal.say(
+            self.log.say(
                 f"epoch {epoch + 1:3d} of {self.recipe.epochs}: loss {loss:.4f}, top-1 {result.top1:.2f} %{more},"
                 f" {progress.speed:.0f} images/s"
             )
         progress.epochs += 1
         checkpoint = self.save(None if result is None else result.top1)
-        (stop,) = self.world.sum([float(self.signals.asked)])
+        (stop,) = self.world.all_reduce([float(self.signals.requested)])
         if stop and progress.step < self.steps:
             raise self._interrupted(checkpoint)
         return result
-
-    # -- testing
 
     def _test(self) -> Accuracy:
         """Accuracy on the test images; with mirrored ones at the end of the run."""
         self.model.eval()
         self.unreadable.tests.clear()
-        transform = eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
-        workers = self.machine.workers
-        batches = eval_batches(self.test, self._preparation(transform), self.machine.test_batch, workers, self.world)
-        batches = worded(batches, workers, self._last_good)
+        transform = create_eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
+        preparation, world = self._preparation(transform), self.world
+        batch_size, workers = self.machine.test_batch, self.machine.workers
+        loader = create_evaluation_loader(self.test, preparation, batch_size, workers, world.rank, world.size)
         try:
             return accuracy(
                 self.model,
-                agreed(batches, self.world, lambda: self.signals.asked),
+                stop_on_all_ranks(loader, self.world, lambda: self.signals.requested),
                 self.world,
                 self.learner.precision,
                 dtype=self.dtype,
@@ -236,127 +266,130 @@ class Trainer:
                 each=lambda batch: self.unreadable.tests.update(batch.unreadable),
             )
         finally:
-            self.learner.replica.settle()
+            self.learner.parallel.reshard()
             self.model.train()
 
-    def _test_average(self) -> Accuracy:
-        """The same for the averaged weights."""
-        with self.learner.averaged():
-            return self._test()
-
-    # -- keeping
-
     def save(self, score: float | None) -> Path:
-        """A checkpoint of finite numbers; all processes take part, the main one writes."""
+        """Save a checkpoint, unless it would hold NaN or infinite values. All ranks take part; rank 0 writes."""
         self._require_finite()
-        main = self.world.is_main
-        self.progress.events = self.journal.events
-        weights, average = self.learner.weights(main)
-        state = {
-            **self.learner.state(main),
+        self.progress.events = self.log.events
+        progress = {
             "progress": vars(self.progress).copy(),
             "unreadable": sorted(self.unreadable.known),
             "images": len(self.train),
         }
-        problem = None
-        path = self.folder
-        if main:
+        parts = chain([(CONFIG, self.config)], self.learner.gather(progress))
+        problem, path = None, self.folder
+        if self.world.is_main:
             try:
-                path = self.keeper.write(self.progress.step, score, self.config, weights, average, state)
+                path = self.manager.save(self.progress.step, score, parts)
             except OSError as error:
-                problem = f"{error.strerror}. {self._last_good()}{remedy(error)}, then go on with --resume"
-        problem = self.world.agree(problem)
+                problem = f"{error.strerror}. {self._name_last_checkpoint()}{remedy(error)}, then go on with --resume"
+        else:
+            deque(parts, maxlen=0)  # takes part in gathering
+        problem = self.world.first_problem(problem)
         if problem is not None:
-            raise StoppedError(problem)
+            raise RunStoppedError(problem)
         self.saved_at = monotonic()
         return path
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Stand where a checkpoint was written. All processes read it."""
-        with self.world.together():
-            state, weights, average = checkpoint.training(), checkpoint.weights(), checkpoint.average()
+        """Continue from a checkpoint. Only rank 0 reads it."""
         what = f"checkpoint {str(checkpoint.folder)!r}"
-        if state.get("images") != len(self.train):
-            raise ValueError(
-                f"{what} was written in a run on {state.get('images')} training images, and {self.job.data!r} has"
-                f" {len(self.train)} now: bring them back, or start another run (--init takes weights along)"
-            )
-        try:
-            self.learner.restore(weights, average, state)
-            self.progress = Progress(**state["progress"])
-            self.unreadable.known = set(state["unreadable"])
-        except (KeyError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-            raise ValueError(f"{what} is not of this run: {reason} ({self.job.model})") from error
+        with self.world.raise_on_all_ranks():
+            state = checkpoint.training() if self.world.is_main else {}
+            if self.world.is_main and state.get("images") != len(self.train):
+                raise UsageError(
+                    f"{what} was written in a run on {state.get('images')} training images, and {self.job.data!r} has"
+                    f" {len(self.train)} now: bring them back, or start another run (--init takes weights along)"
+                )
+        with as_usage_error(UsageError, context=f"{what} is not of this run ({self.job.model})"):
+            self.learner.restore(checkpoint, state)
+        state = self.world.broadcast_object({key: state[key] for key in ("progress", "unreadable") if key in state})
+        self.progress = Progress(**state["progress"])
+        self.unreadable.known = set(state["unreadable"])
 
-    # -- what can go wrong
-
-    def _last_good(self) -> str:
+    def _name_last_checkpoint(self) -> str:
         if not self.world.is_main:
             return ""
-        good = self.keeper.found()
+        good = self.manager.checkpoints()
         return f"The last good checkpoint is {str(good[0].folder)!r}. " if good else "There is no checkpoint yet. "
 
-    def _cannot(self, problem: str) -> None:
+    @contextmanager
+    def _detect_lost_workers(self) -> Iterator[None]:
+        """Within it, a worker process that is killed stops the run. Other ranks, which wait for this one, report it."""
+        try:
+            with detect_lost_workers(self.machine.workers):
+                yield
+        except WorkerLostError as error:
+            kind = PeerLostError if self.world.size > 1 else RunStoppedError
+            raise kind(f"{error}. {self._name_last_checkpoint()}Go on with --resume") from error
+
+    def _set_problem(self, problem: str) -> None:
         self.problem = problem
 
-    def _give_up(self) -> None:
-        """Stop, if any process can't go on."""
-        problem = self.world.agree(self.problem)
+    def _stop_on_problem(self) -> None:
+        """Stop if any rank can't go on."""
+        problem = self.world.first_problem(self.problem)
         if problem is not None:
-            raise StoppedError(problem)
+            raise RunStoppedError(problem)
 
-    def _interrupted(self, checkpoint: Path) -> InterruptedRunError:
-        return InterruptedRunError(
+    def _interrupted(self, checkpoint: Path) -> RunInterruptedError:
+        return RunInterruptedError(
             f"stopped after step {self.progress.step} of {self.steps}; all is kept in {str(checkpoint)!r}"
         )
 
     def _diverged(self, what: str) -> str:
         other = ", or precision=bfloat16" if self.recipe.precision == "float16" else ""
         return (
-            f"{what}. {self._last_good()}Start again in another folder with a lower lr (it was {self.recipe.lr:g}),"
-            f" longer warm-up, or clip_grad=1.0{other}; --init takes weights along"
+            f"{what}. {self._name_last_checkpoint()}Start again in another folder with a lower lr (it was"
+            f" {self.recipe.lr:g}), longer warm-up, or clip_grad=1.0{other}; --init takes weights along"
         )
 
     def _require_finite(self) -> None:
         """Stop if a step whose own loss was finite has left NaN or an infinity in what would be saved."""
-        problem = self.world.agree(self.learner.not_finite())
+        problem = self.world.first_problem(self.learner.find_non_finite())
         if problem is not None:
-            raise StoppedError(self._diverged(f"NaN or infinite values in {problem} after step {self.progress.step}"))
+            raise RunStoppedError(
+                self._diverged(f"NaN or infinite values in {problem} after step {self.progress.step}")
+            )
 
-    def _end(self, result: Accuracy) -> None:
-        """The last event of a run, and a word on images that could not be read."""
-        warnings, places = self.unreadable.summary()
+    def _finish(self, result: Accuracy) -> None:
+        """Log the result, and warn of images that could not be read."""
+        warnings, places = self.unreadable.summarize()
         for warning in warnings:
-            self.journal.warn(warning)
+            self.log.warn(warning)
         self._log("end", result=result.as_dict(), unreadable=places)
 
     def _log(self, kind: str, **values: Any) -> None:
-        """An event. If it can't be written, the process that writes doesn't stop alone: others would wait for it."""
+        """Log an event. If it can't be written, rank 0 doesn't stop alone: the others would wait for it."""
         try:
-            self.journal.write(kind, self.progress.step, **values)
+            self.log.write(kind, self.progress.step, **values)
         except OSError as error:
             if self.world.size == 1:
                 raise
-            self._cannot(f"{error.strerror}. Free some space, then go on with --resume")
+            self._set_problem(f"{error.strerror}. Free some space, then go on with --resume")
 
-    def _introduce(self) -> None:
+    def _announce(self) -> None:
         recipe, order = self.recipe, self.order
         parameters = sum(p.numel() for p in self.model.parameters())
-        each = f"{order.chunks} x {order.chunk}" + (f" over {self.world.size} processes" if self.world.size > 1 else "")
-        idle = self.chunks.turns * self.world.size - order.chunks
-        each += f", unevenly: {idle} of {self.chunks.turns * self.world.size} turns are idle" if idle else ""
-        self.journal.say(
+        each = f"{order.micro_batches} x {order.micro_batch}" + (
+            f" over {self.world.size} processes" if self.world.size > 1 else ""
+        )
+        passes = self.sampler.passes * self.world.size
+        idle = passes - order.micro_batches
+        each += f", unevenly: {idle} of {passes} turns are idle" if idle else ""
+        self.log.say(
             f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)} test"
-            f" images of {len(self.train.classes)} classes; {counted(recipe.epochs, 'epoch')} of"
-            f" {counted(order.steps, 'step')}; batch"
+            f" images of {len(self.train.classes)} classes; {pluralize(recipe.epochs, 'epoch')} of"
+            f" {pluralize(order.steps, 'step')}; batch"
             f" {order.batch_size} ({each})"
         )
         if recipe.flip and not self.flip:
             mixed = " before they are mixed" if recipe.mixes else ""
-            self.journal.say(
+            self.log.say(
                 "Mirroring an image changes neither loss nor gradients of this network, so images are not mirrored at"
                 f" random{mixed}."
             )
         if self.progress.step:
-            self.journal.say(f"Resumed after step {self.progress.step} of {self.steps}.")
+            self.log.say(f"Resumed after step {self.progress.step} of {self.steps}.")

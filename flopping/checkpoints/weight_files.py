@@ -1,0 +1,97 @@
+"""Files of weights: read as data, never as code; written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flopping.errors import UsageError
+from flopping.files import atomic_write, require_writable
+
+_NESTED = ("model", "state_dict", "model_state_dict")
+"""Where training scripts put the weights beside their other state."""
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a `.safetensors` file or of one that `torch.save` wrote, which may hold nothing but data."""
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"no file {str(path)!r}")
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
+    return table_of_weights(content, repr(str(path)))
+
+
+def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
+    """Names and tensors, which may lie beside the other state of a training run; anything else is refused."""
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{what} is no table of weights but a {type(content).__name__}")
+    table: Mapping[Any, Any] = content
+    table = next((table[name] for name in _NESTED if isinstance(table.get(name), Mapping)), table)
+    strange = [key for key, value in table.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if strange:
+        kinds = ", ".join(f"{key!r} ({type(table[key]).__name__})" for key in strange[:4])
+        raise UsageError(f"{what} is no table of weights: besides tensors it holds {kinds}")
+    if not table:
+        raise UsageError(f"{what} holds no weights")
+    return dict(table)
+
+
+def _read_safetensors(path: Path) -> object:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{str(path)!r} is no whole .safetensors file: {error}") from error
+
+
+def read_torch(path: Path) -> object:
+    """What `torch.save` wrote, if it is nothing but data."""
+    # Options of a training run are plain data. torch before 2.5 can't be told so, and refuses them.
+    allowed = getattr(torch.serialization, "safe_globals", lambda _: nullcontext())
+    try:
+        with warnings.catch_warnings(), allowed([Namespace]):
+            warnings.simplefilter("ignore")  # about other formats, in files that are refused anyway
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle fails in as many ways as there are instructions
+        code = re.search(r"(?:GLOBAL|global|class) `?([\w.]+\.[\w.]+)", str(error))
+        if code:
+            raise UsageError(f"{str(path)!r} holds {code[1]}, which is no data, and code is never run") from error
+        raise UsageError(
+            f"{str(path)!r} is no whole file of weights that torch.save wrote ({type(error).__name__})"
+        ) from error
+
+
+def require_output(path: Path, overwrite: bool) -> None:
+    """Refuse names under which no weights can be written."""
+    if path.suffix != ".safetensors":
+        raise UsageError(f"weights are written as .safetensors, got {str(path)!r}")
+    require_writable(path, overwrite, option="overwrite=True (--force)")
+
+
+def write_weights(
+    state_dict: Mapping[str, Tensor],
+    path: str | Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """A `.safetensors` file; it appears under its name once it is whole, so an older one is never half-overwritten."""
+    path = Path(path)
+    require_output(path, overwrite)
+    tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
+    with atomic_write(path) as place:
+        try:
+            save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
+            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error

@@ -1,0 +1,1 @@
+"""FLOPs by counting, time and memory by measuring."""

@@ -1,0 +1,106 @@
+"""The table of all networks: names, parameters and FLOPs, beside what the paper reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import timm
+from torch import nn
+
+from flopping.cost.count import count
+from flopping.cost.meta import build_on_meta
+from flopping.models import ZOO, names_in_paper, registered_name
+from flopping.models.paper import Result, results
+from flopping.nn import DepthwiseConv2d
+
+TOLERANCE = 0.005
+"""FLOPs count as met up to this share above the paper's."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network: what it costs, and what the paper says."""
+
+    paper: str | None
+    name: str
+    params: int
+    constants: int
+    """Zeros that our network builds in and the reference code stores, and counts, as parameters."""
+    flops: float
+    macs: float
+    reported: Result | None
+    linear_params: int | None = None
+    """Parameters with the linear hand-off, the default of I(X), which is counted with |odd| as in the paper."""
+
+    @property
+    def params_met(self) -> bool | None:
+        """Whether the parameters are the paper's, at its rounding to 0.1 M; constants counted as it did."""
+        if self.reported is None:
+            return None
+        return self.reported.params_m in {round(n / 1e6, 1) for n in (self.params, self.params + self.constants)}
+
+    @property
+    def flops_met(self) -> bool | None:
+        """Whether the FLOPs are the paper's at its rounding to 0.1 G; of others than X, or fewer, or a little more."""
+        if self.reported is None:
+            return None
+        giga, wanted = self.flops / 1e9, self.reported.flops_g
+        if self.reported.ordinary == self.reported.name:
+            return round(giga, 1) == wanted
+        return round(giga, 1) <= wanted or giga <= wanted * (1 + TOLERANCE)
+
+
+def match_names(pattern: str = "*") -> dict[str, str | None]:
+    """Registered names of our networks and of the paper's ordinary ones that fit a pattern, with the paper's names.
+
+    >>> match_names("*flop_base*")
+    {'deit3_flop_base_patch16_224': 'E(ViT-B)', 'convnext_flop_base': 'E(ConvNeXt-B)'}
+    """
+    papers = names_in_paper()
+    every = {name: papers.get(name) for name in [*papers, *ZOO]}
+    with suppress(ValueError):
+        pattern = registered_name(pattern)  # a name of the paper in any spelling
+    return {name: paper for name, paper in every.items() if fnmatch(name, pattern) or fnmatch(paper or "", pattern)}
+
+
+def count_network(name: str, paper: str | None = None) -> Row:
+    """What one network costs, from shapes alone. I(ViT) is counted with the |odd| hand-off, as the paper did.
+
+    >>> count_network("deit3_flop_test_patch16_64").params
+    158952
+    """
+    model = build_on_meta(lambda: timm.create_model(name))
+    linear = None
+    handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
+    if "invariant" in handoffs.values():
+        linear = _params(model)
+        model = build_on_meta(lambda: timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs")))
+    cost = count(lambda: model, model.pretrained_cfg["input_size"])
+    # the middle line of antisymmetric depthwise filters
+    constants = sum(layer.constant_taps for layer in model.modules() if isinstance(layer, DepthwiseConv2d))
+    return Row(paper, name, _params(model), constants, cost.flops, cost.macs, results().get(paper or ""), linear)
+
+
+def describe_columns(found: Sequence[Row]) -> str:
+    """What the columns mean, and what the figures don't show."""
+    text = (
+        "Parameters in millions, FLOPs (paper's convention) and multiply-adds (MACs) in G for one image. 'met': equal"
+        f" at the paper's rounding; FLOPs also if fewer, or at most {TOLERANCE:.1%} more."
+    )
+    linear = [f"{row.paper} {row.linear_params / 1e6:.1f}" for row in found if row.paper and row.linear_params]
+    if linear:
+        text += (
+            " I(X) is counted with the |odd| hand-off, as in the paper; with the linear one, its default, it has"
+            f" {', '.join(linear)}."
+        )
+    zeros = [f"{row.paper} {row.constants / 1e6:.2f}" for row in found if row.constants and row.reported]
+    if zeros:
+        text += f" The paper counts as parameters zeros that we don't store: {', '.join(zeros)}."
+    return text
+
+
+def _params(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,200 @@
+"""Measurements as JSON lines: one record per network and setting, with the machine that it was measured on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from flopping.cost.timing import Timing
+from flopping.errors import UsageError, as_usage_error, pluralize
+from flopping.machine import Machine
+
+FORMAT = "flopping-bench-1"
+"""First key of every line: what it is, and which version of it."""
+MODES = ("eager", "compiled", "compiled-frozen")
+EXPORTED = "onnxruntime"
+"""The mode of an exported network, which `flopping bench export` measures."""
+TASKS = ("inference", "training")
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a network was run. Two measurements can be compared if their settings are equal."""
+
+    __pydantic_config__ = STRICT
+
+    mode: Annotated[str, Field(pattern=f"^({'|'.join((*MODES, EXPORTED))})$")] = "compiled"
+    """eager; compiled; compiled-frozen: compiled with the weights as constants; onnxruntime: exported."""
+    task: Annotated[str, Field(pattern=f"^({'|'.join(TASKS)})$")] = "inference"
+    """inference; training: forward, backward and a step of AdamW."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    """Others than float32 are autocast: weights stay in float32."""
+    batch: Annotated[int, Field(ge=1)] = 8
+    threads: int = 1
+    """CPU threads."""
+
+    def __str__(self) -> str:
+        where = f"{self.device}, {pluralize(self.threads, 'thread')}"
+        return f"{self.task}, {self.mode}, {self.dtype}, batch {self.batch}, {where}"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak memory of a run in bytes, measured in a process of its own."""
+
+    __pydantic_config__ = STRICT
+
+    peak: Count
+    """CUDA: the allocator's peak. CPU: weights, images and optimiser state, plus the growth of the resident set during
+    the run."""
+    resident: int | None
+    """CPU: the largest resident set, with Python, torch and compiled code."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A network in one setting: the seconds of every round, or the reason why there are none."""
+
+    __pydantic_config__ = STRICT
+
+    model: str
+    """The registered name, or FILE.py:ATTRIBUTE."""
+    paper: str | None
+    """Its name in the paper."""
+    baseline: str | None
+    """The `model` that it is compared with."""
+    setting: Setting
+    input_size: tuple[int, ...]
+    params: Count
+    flops: Amount | None
+    """Per image, in the paper's convention; of a training step if that is the task. None if unknown."""
+    macs: Amount | None
+    seconds: tuple[Annotated[float, Field(gt=0)], ...]
+    """Per batch. The n-th values of all records of one run were measured side by side."""
+    run: str
+    """The same for all networks that ran interleaved in one process."""
+    warmup: Count
+    compile_seconds: Amount | None
+    """How much longer the first call took than the second."""
+    memory: Memory | None
+    noise: Amount | None
+    """Inter-quartile range over median of a fixed matrix product that was timed in every round."""
+    problem: str | None
+    """Why there are no figures, or fewer than were asked for."""
+    machine: Machine
+    command: str
+    time: str
+    """When the measurement began, in UTC."""
+
+    @property
+    def name(self) -> str:
+        """The name in the paper if there is one, else the registered name."""
+        return self.paper or self.model
+
+    @property
+    def timing(self) -> Timing | None:
+        return Timing(self.seconds) if self.seconds else None
+
+    @property
+    def throughput(self) -> float | None:
+        """Images per second, at the median of the rounds."""
+        return self.setting.batch / Timing(self.seconds).median if self.seconds else None
+
+
+def to_line(record: Record) -> str:
+    """One line of JSON, without the end of the line."""
+    return json.dumps({"format": FORMAT, **asdict(record)}, allow_nan=False)
+
+
+def append(path: Path, records: Iterable[Record]) -> None:
+    """Add records to the end of a file; if not all of them can be written, the file stays as it was."""
+    content = "".join(f"{to_line(record)}\n" for record in records).encode()
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        if size and path.read_bytes()[-1:] != b"\n":
+            content = b"\n" + content
+        try:
+            written = file.write(content)
+            if written != len(content):
+                raise OSError(f"{path}: only {written} of {len(content)} bytes could be written, is the disk full?")
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+_WANTED = "a file that `flopping bench -o FILE` wrote is needed"
+
+
+def read(path: Path) -> list[Record]:
+    """All records of a file. A `UsageError` names the file and the line that is not a record."""
+    with as_usage_error(OSError):
+        content = path.read_bytes()
+    with as_usage_error(UnicodeDecodeError, context=f"{path} isn't a text file; {_WANTED}"):
+        lines = content.decode("utf-8").split("\n")
+    records = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                records.append(from_line(line))
+            except ValueError as error:
+                cut = number == len(lines) and line.startswith('{"format"') and not line.rstrip().endswith("}")
+                hint = " (the file ends within this line; without the line, the others can be read)" if cut else ""
+                raise UsageError(f"{path}, line {number}: {error}{hint}") from error
+    if not records:
+        raise UsageError(f"{path} has no records: {_WANTED}")
+    return records
+
+
+@cache
+def _adapter() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
+
+
+def from_line(line: str) -> Record:
+    """A record from its line; the error names a key that is missing, unknown or of another type."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"no JSON ({error}): {_WANTED}") from error
+    if not isinstance(found, dict) or "format" not in found:
+        raise UsageError(f"JSON, but no measurement of flopping: {_WANTED}, got {line.strip()[:60]}")
+    if (version := found.pop("format")) != FORMAT:
+        raise UsageError(f"another version of the format: this is {FORMAT}, got {version!r}")
+    setting = found.get("setting")
+    if isinstance(setting, dict) and (missing := [f.name for f in fields(Setting) if f.name not in setting]):
+        raise UsageError(f"setting lacks {missing}")
+    try:
+        return _adapter().validate_json(json.dumps(found))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the record"
+        raise UsageError(f"{key}: {first['msg']}, got {repr(first['input'])[:60]}") from error
+
+
+def latest(records: Sequence[Record]) -> list[Record]:
+    """Of several records of one network in one setting on one machine, the one to show.
+
+    That is the last complete one, else the last with some figures, else the last.
+    """
+    found: dict[object, Record] = {}
+    for record in records:
+        machine = record.machine
+        key = record.model, record.setting, record.input_size, machine.processor, machine.cores, machine.gpu
+        if key not in found or _completeness(record) >= _completeness(found[key]):
+            found[key] = record
+    return list(found.values())
+
+
+def _completeness(record: Record) -> int:
+    return 0 if not record.seconds else 1 if record.problem else 2

@@ -1,0 +1,265 @@
+"""The child process that measures: the memory of one network, or the time of several in turn. See `measure`."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from errno import ENOMEM
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._inductor.config as inductor
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flopping.cost.count import count
+from flopping.cost.records import Memory, Setting
+from flopping.cost.timing import interleave
+from flopping.errors import UsageError
+from flopping.machine import available_memory
+from flopping.models.targets import example_input, load, load_on_meta
+
+Emit = Callable[..., None]
+NOISE, NOISE_SIZE = "noise", 512
+"""A product of two matrices of this size is timed beside the networks: on a quiet machine its time is constant."""
+
+
+class Run:
+    """Calling it runs a network once on a batch of random images, and returns when the device is done.
+
+    Training is forward, cross-entropy, backward and a step of AdamW, with the loss scaled for float16. The network is
+    compiled with torch's defaults, the optimiser is not compiled. Precisions other than float32 are autocast.
+
+    >>> run = Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), Setting("eager", "training"))
+    >>> run()
+    >>> run.state_bytes > 3 * 4 * 5 * 12  # weights, and the two moments of AdamW
+    True
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, setting: Setting) -> None:
+        self.setting, self.device = setting, torch.device(setting.device)
+        self.training = setting.task == "training"
+        self.model = model.to(self.device).train(self.training)
+        self.x = x.to(self.device)
+        self.compiled: Callable[[Tensor], Tensor] = self.model
+        if setting.mode != "eager":
+            # static shapes: a second network of the same class with another image size would get dynamic ones; the
+            # option keeps frozen code from being shared with code that is not frozen
+            options: dict[str, Any] = {"freezing": setting.mode == "compiled-frozen"}
+            self.compiled = torch.compile(self.model, dynamic=False, options=options)
+        self.must_freeze = setting.mode == "compiled-frozen"
+        if self.training:
+            self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+            self.scaler = torch.amp.GradScaler(self.device.type, enabled=setting.dtype == "float16")
+
+    def __call__(self) -> None:
+        if self.training:
+            self._step()
+        else:
+            # the first run compiles; tracing asks for this switch, and the option of torch.compile comes too late
+            freezing = inductor.patch(freezing=True) if self.must_freeze else nullcontext()
+            with torch.no_grad(), self._autocast(), freezing:
+                self.compiled(self.x)
+            self.must_freeze = False
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @property
+    def state_bytes(self) -> int:
+        """What stays between runs: weights, buffers, optimiser state and images."""
+        tensors = [self.x, *self.model.parameters(), *self.model.buffers()]
+        if self.training:
+            states = self.optimiser.state.values()
+            tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _step(self) -> None:
+        with self._autocast():
+            out = self.compiled(self.x)
+            loss = F.cross_entropy(out.flatten(1), torch.zeros(len(out), dtype=torch.long, device=self.device))
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        enabled = self.setting.dtype != "float32"
+        return torch.autocast(self.device.type, getattr(torch, self.setting.dtype)) if enabled else nullcontext()
+
+
+def peak_memory(run: Run, repeats: int = 2) -> Memory | None:
+    """Peak memory of some runs; None on a system that does not tell.
+
+    On a CPU the resident set contains Python, torch and what the compiler left. So the peak is what the run holds
+    between its calls plus the growth of the resident set during them, which is what an allocator would report.
+    """
+    if run.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(run.device)
+        for _ in range(repeats):
+            run()
+        return Memory(torch.cuda.max_memory_allocated(run.device), None)
+    if run.setting.mode == "compiled-frozen":
+        return None  # the compiler's copies of the weights cannot be told from torch itself
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc returns freed memory to the system
+    if trim is not None:
+        trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        before = _status("VmRSS")
+        for _ in range(repeats):
+            run()
+        highest = _status("VmHWM")
+    except OSError:
+        return None
+    return Memory(run.state_bytes + max(0, highest - before), highest)
+
+
+def _status(name: str) -> int:
+    """A field of /proc/self/status in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def describe(target: str, training: bool) -> dict[str, Any]:
+    """Input size, parameters, FLOPs and MACs of a network, and a remark if the FLOPs are unknown."""
+    model = load_on_meta(target)
+    size = tuple(_images(model, target, batch=1).shape[1:])
+    found = {"params": sum(p.numel() for p in model.parameters()), "input_size": size}
+    try:
+        cost = count(model, size, training=training)
+        return {**found, "flops": cost.flops, "macs": cost.macs, "problem": None}
+    except Exception as error:  # it can be timed all the same
+        return {**found, "flops": None, "macs": None, "problem": f"FLOPs are unknown: {_explain(error)}"}
+
+
+def _images(model: nn.Module, target: str, batch: int) -> Tensor:
+    x = example_input(model, None, torch.float32, batch)
+    if not isinstance(x, Tensor):
+        raise UsageError(f"{target!r} takes features, not images: a network is needed")
+    return x
+
+
+def _prepare(case: dict[str, Any], warmup: int) -> tuple[Run, float | None]:
+    """A network that ran once and `warmup` times more, at least once, and how long the compiler took."""
+    model, setting = load(case["model"]), Setting(**case["setting"])
+    run = Run(model, _images(model, case["model"], setting.batch), setting)
+    seconds = []
+    for _ in range(1 + max(1, warmup)):
+        start = perf_counter()
+        run()
+        seconds.append(perf_counter() - start)
+    return run, None if setting.mode == "eager" else max(0.0, seconds[0] - seconds[1])
+
+
+def measure_memory(job: dict[str, Any], emit: Emit) -> None:
+    """Describe a network; compile it and measure its memory, unless it is known that it cannot run."""
+    (case,) = job["cases"]
+    emit("described", **describe(case["model"], case["setting"]["task"] == "training"))
+    if job["runs"]:
+        run, compile_seconds = _prepare(case, warmup=1)
+        memory = peak_memory(run)
+        emit("memory", compile_seconds=compile_seconds, memory=None if memory is None else asdict(memory))
+
+
+def measure_time(job: dict[str, Any], emit: Emit) -> None:
+    """Prepare the networks, then run them in turn and report the seconds of each round."""
+    runs: dict[str, Callable[[], object]] = {}
+    for case in job["cases"]:
+        emit("preparing", key=case["key"])
+        try:
+            runs[case["key"]], _ = _prepare(case, job["warmup"])
+        except Exception as error:
+            emit("problem", key=case["key"], problem=_explain(error))
+    emit("prepared")
+    if runs:
+        device = torch.device(job["cases"][0]["setting"]["device"])
+        start, limit = perf_counter(), job["seconds"]
+        interleave(
+            {NOISE: _matrix_product(device), **runs},
+            job["repeats"],
+            warmup=0,
+            progress=lambda seconds: emit("round", seconds=seconds),
+            enough=lambda rounds: limit is not None and rounds >= job["fewest"] and perf_counter() - start > limit,
+        )
+
+
+def _matrix_product(device: torch.device) -> Callable[[], object]:
+    matrix = torch.randn(NOISE_SIZE, NOISE_SIZE, device=device)
+
+    def product() -> None:
+        matrix @ matrix
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return product
+
+
+def _explain(error: Exception) -> str:
+    if is_out_of_memory(error):
+        return "out of memory"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or a CPU."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or getattr(error, "errno", None) == ENOMEM:
+        return True
+    messages = "can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory"
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in messages)
+
+
+def _limit_memory() -> None:
+    """Make allocations beyond the available memory Python errors, before the system kills processes."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    available = available_memory()
+    limit = available if hard == resource.RLIM_INFINITY else min(available, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _end_with_caller() -> None:
+    """Kill this process and the compilers that it started when the caller's end of the pipe closes."""
+    sys.stdin.read()
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Read a job from standard input and do it. Events are lines of JSON on standard output; prints go to stderr."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def emit(event: str, **values: Any) -> None:
+        channel.write(json.dumps({"event": event, **values}) + "\n")
+        channel.flush()
+
+    job = json.loads(sys.stdin.readline())
+    Thread(target=_end_with_caller, daemon=True).start()
+    torch.set_num_threads(job["cases"][0]["setting"]["threads"])
+    torch.manual_seed(0)
+    # networks of one class share their code, and the compiler gives up on code that it compiled too often
+    config = torch._dynamo.config
+    setattr(config, "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit", 10_000)
+    try:
+        if job["cases"][0]["setting"]["device"] == "cpu":
+            _limit_memory()
+        {"memory": measure_memory, "time": measure_time}[job["job"]](job, emit)
+    except Exception as error:
+        emit("failed", problem=_explain(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Batches of images by worker processes: augmented, stacked, with a report of images that can't be read.
+
+B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from threading import Thread
+from time import monotonic
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from flopping.data.augment import Preparation, Transformed, stack_images
+from flopping.data.decode import convert_image
+from flopping.data.images import IndexedDataset
+from flopping.data.order import Key, MicroBatchSampler, seed_generators
+from flopping.errors import RunStoppedError, UnreadableDataError
+
+PADDING = -1
+"""The label of an image that only fills a batch, or could not be read: it counts for nothing."""
+PADDING_KEY: Key = (0, 0)
+TRIES = 50
+"""How many images in a row may be unreadable."""
+_workers: WeakSet[BaseProcess] = WeakSet()
+
+
+@dataclass
+class Batch:
+    """Images `(B, C, H, W)`, their labels `(B,)`, and the indices of images that could not be read."""
+
+    images: Tensor
+    """As bytes, until they are normalised on the network's device."""
+    labels: Tensor
+    unreadable: list[int]
+
+    def pin_memory(self) -> Batch:
+        """Called by torch's DataLoader, so that copies to a GPU are asynchronous."""
+        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.unreadable)
+
+
+class TimedBatches(Iterator[Batch]):
+    """Batches, and how many seconds they were waited for."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.batches, self.seconds = batches, 0.0
+
+    def __next__(self) -> Batch:
+        before = monotonic()
+        batch = next(self.batches)
+        self.seconds += monotonic() - before
+        return batch
+
+
+class WorkerLostError(RunStoppedError):
+    """A worker process was killed."""
+
+
+class DataSource(ABC):
+    """A rank's share of the training images, one micro-batch at a time."""
+
+    @abstractmethod
+    def start(self, epoch: int, step: int) -> Iterator[Batch]:
+        """The micro-batches of an epoch from a step on: the same ones whether or not those before were read."""
+
+
+class IndexedSource(DataSource):
+    """Images in a given order. Worker processes live as long as the source."""
+
+    def __init__(
+        self, dataset: IndexedDataset, preparation: Preparation, sampler: MicroBatchSampler, workers: int
+    ) -> None:
+        self.sampler, self.preparation = sampler, preparation
+        batches = IndexedBatches(dataset, preparation, training=True)
+        self.loader = create_worker_loader(batches, workers, preparation, sampler, persistent=True)
+
+    def start(self, epoch: int, step: int) -> Iterator[Batch]:
+        self.sampler.start_at(epoch, step)
+        return run_workers(self.loader, self.preparation)
+
+
+class EvaluationLoader:
+    """A rank's share of all images, each once, in full batches. `len()` is the same on every rank."""
+
+    def __init__(
+        self, loader: DataLoader[Any], preparation: Preparation, batch_size: int, length: int, excess: str = ""
+    ) -> None:
+        self.loader, self.preparation, self.batch_size, self.length = loader, preparation, batch_size, length
+        self.excess = excess
+        """The error message if there are more batches than expected."""
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Batch]:
+        number = 0
+        for number, batch in enumerate(run_workers(self.loader, self.preparation), 1):
+            if number > self.length:
+                raise UnreadableDataError(self.excess)
+            yield batch
+        for _ in range(number, self.length):
+            yield self.padding()
+
+    def padding(self) -> Batch:
+        """A batch that counts for nothing."""
+        blank = self.preparation.transform(Image.new(self.preparation.mode, (1, 1)))
+        images = self.preparation.normalise(stack_images([blank] * self.batch_size))
+        return Batch(images, torch.full((self.batch_size,), PADDING), [])
+
+
+def evaluate_indexed(
+    dataset: IndexedDataset, preparation: Preparation, batch_size: int, workers: int, rank: int, world_size: int
+) -> EvaluationLoader:
+    """The images of a dataset in their order, dealt to the ranks in turn."""
+    keys = [(index, 1 + index) for index in range(len(dataset))]
+    keys += [PADDING_KEY] * (-len(keys) % (batch_size * world_size))
+    mine = keys[rank::world_size]
+    chosen = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
+    batches = IndexedBatches(dataset, preparation, training=False)
+    loader = create_worker_loader(batches, workers, preparation, chosen)
+    return EvaluationLoader(loader, preparation, batch_size, len(chosen))
+
+
+class IndexedBatches(Dataset[Batch]):
+    """Transformed images by lists of keys. Random numbers of an image depend on its key alone.
+
+    In training, the next readable image takes the place of one that can't be read; in evaluation it counts for
+    nothing.
+    """
+
+    def __init__(self, dataset: IndexedDataset, preparation: Preparation, *, training: bool) -> None:
+        self.dataset, self.transform, self.mode = dataset, preparation.transform, preparation.mode
+        self.training = training
+
+    def __getitem__(self, keys: list[Key]) -> Batch:
+        images: list[Transformed] = []
+        labels: list[int] = []
+        unreadable: list[int] = []
+        for key in keys:
+            if key == PADDING_KEY and images:
+                images.append(images[0])
+                labels.append(PADDING)
+                continue
+            image, label, is_replaced = self._read(key[0], unreadable)
+            seed_generators(key[1])
+            images.append(self.transform(image))
+            counts = self.training or not is_replaced
+            labels.append(label if counts and key != PADDING_KEY else PADDING)
+        return Batch(stack_images(images), torch.tensor(labels), unreadable)
+
+    def _read(self, index: int, unreadable: list[int]) -> tuple[Image.Image, int, bool]:
+        """The image at an index or the next readable one, its label, and whether it is another image."""
+        for tries in range(TRIES):
+            place = (index + tries) % len(self.dataset)
+            try:
+                image, label = self.dataset.read(place)
+                return convert_image(image, self.mode), label, tries > 0
+            except Exception:  # damaged files raise more kinds of errors than Pillow documents
+                unreadable.append(place)
+        raise UnreadableDataError(
+            f"{TRIES} images in a row can't be read, from {self.dataset.locate(index)} on: are these images?"
+        )
+
+
+# -- worker processes
+
+
+def create_worker_loader(
+    batches: Dataset[Batch],
+    workers: int,
+    preparation: Preparation,
+    sampler: Iterable[list[Key]] | None = None,
+    *,
+    persistent: bool = False,
+) -> DataLoader[Any]:
+    """torch's DataLoader of whole batches, each made by one worker process."""
+    return DataLoader(
+        batches,
+        batch_size=None,
+        sampler=sampler,
+        num_workers=workers,
+        pin_memory=preparation.device.type == "cuda",
+        persistent_workers=persistent and workers > 0,
+        worker_init_fn=_handle_signals,
+    )
+
+
+def run_workers(loader: DataLoader[Any], preparation: Preparation) -> Iterator[Batch]:
+    """The batches of a loader, normalised on the device. A worker that is killed raises a `WorkerLostError`."""
+    with detect_lost_workers(loader.num_workers):
+        before = multiprocessing.active_children()
+        batches = iter(loader)
+        _workers.update(child for child in multiprocessing.active_children() if child not in before)
+        for batch in batches:
+            if len(batch.labels):  # what a resumed stream of shards skips is empty
+                yield Batch(preparation.normalise(batch.images), batch.labels, batch.unreadable)
+
+
+@contextmanager
+def detect_lost_workers(workers: int) -> Iterator[None]:
+    """Within it, a worker process that is killed raises a `WorkerLostError`.
+
+    torch raises a plain RuntimeError for it, at any moment: its handler of SIGCHLD does, not only the wait for a batch.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        lost = [worker for worker in _workers if worker.exitcode]
+        if not lost:
+            raise
+        _workers.difference_update(lost)
+        code = lost[0].exitcode or 0
+        how = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
+        raise WorkerLostError(
+            f"a process that reads images has ended ({how}), most often because memory is short: use fewer of them"
+            f" (--workers, {workers} now), or give them more memory"
+        ) from error
+
+
+def _handle_signals(_: int) -> None:
+    """Let a worker end only when its parent says so.
+
+    Terminals, torchrun and batch systems signal all processes at once. The parent handles the signal, and ends its
+    workers by SIGTERM.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
+    else:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the parent may block it
+
+
+def _exit_with(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

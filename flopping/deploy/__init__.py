@@ -1,0 +1,22 @@
+"""Networks in use: classifiers, predictions for photos, and files that other programs run."""
+
+from flopping.deploy.classifier import Classifier, open_classifier
+from flopping.deploy.exporter import Checked, CheckFailedError, Exported, ExportError, export
+from flopping.deploy.formats import FORMATS, Format
+from flopping.deploy.prediction import Mirrored, Prediction, Ranked, predict
+
+__all__ = [
+    "FORMATS",
+    "CheckFailedError",
+    "Checked",
+    "Classifier",
+    "ExportError",
+    "Exported",
+    "Format",
+    "Mirrored",
+    "Prediction",
+    "Ranked",
+    "export",
+    "open_classifier",
+    "predict",
+]

@@ -1,0 +1,165 @@
+"""What a network says about photos: read ahead by threads, classified in batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flopping.data.augment import Transformed
+from flopping.data.photos import MAX_PIXELS, Failed, Photo, UnreadableError, read_photo
+from flopping.deploy.classifier import Classifier
+from flopping.errors import UsageError
+from flopping.machine import usable_cores
+
+READERS = 4
+"""The largest number of threads that read photos: each may hold a very large one."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A class of an image."""
+
+    label: str
+    number: int
+    """Its index among the network's classes."""
+    probability: float
+    """By softmax: those of all classes sum to 1."""
+    logit: float
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """What the network says about the mirror image."""
+
+    same: bool
+    """Whether its class is the same."""
+    label: str
+    difference: float
+    """The largest difference between the logits of the two, over all classes."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says about an image."""
+
+    name: str
+    top: tuple[Ranked, ...]
+    """The classes with the highest probabilities, the highest first."""
+    mirrored: Mirrored | None = None
+
+
+def predict(
+    classifier: Classifier,
+    photos: Iterable[str | Path | Photo | Failed],
+    *,
+    top: int = 5,
+    batch: int = 32,
+    check_mirror: bool = False,
+    max_pixels: int = MAX_PIXELS,
+) -> Generator[Prediction | Failed, None, None]:
+    """The `top` classes of each photo, or why it can't be used, in the order of the photos.
+
+    A `Failed` of `find_photos` is passed on. Threads read the next photos while the network works on a batch. With
+    `check_mirror` the network also sees the mirror images of exactly the pixels it saw.
+    """
+    for name, value in (("top", top), ("batch", batch), ("max_pixels", max_pixels)):
+        if value < 1:
+            raise ValueError(f"{name} is at least 1, got {value}")
+    return _predict(classifier, photos, min(top, len(classifier.labels)), batch, check_mirror, max_pixels)
+
+
+def _predict(
+    classifier: Classifier,
+    photos: Iterable[str | Path | Photo | Failed],
+    top: int,
+    batch: int,
+    check_mirror: bool,
+    max_pixels: int,
+) -> Generator[Prediction | Failed, None, None]:
+    read = _read_ahead(classifier, photos, max_pixels, batch)
+    try:
+        while found := list(islice(read, batch)):
+            images = [image for _, image in found if not isinstance(image, Failed)]
+            x = classifier.batch(images) if images else torch.empty(0)
+            logits = iter(_logits(classifier, x) if images else ())
+            mirrored = iter(_logits(classifier, x.flip(-1)) if images and check_mirror else ())
+            for name, image in found:
+                if isinstance(image, Failed):
+                    yield image
+                else:
+                    yield _rank(name, classifier.labels, next(logits), next(mirrored, None), top)
+    finally:
+        read.close()
+
+
+def _read_ahead(
+    classifier: Classifier, photos: Iterable[str | Path | Photo | Failed], max_pixels: int, batch: int
+) -> Generator[tuple[str, Transformed | Failed], None, None]:
+    """Fitted photos in their order, up to a batch before they are asked for."""
+
+    def read(photo: Photo | Failed) -> Transformed | Failed:
+        if isinstance(photo, Failed):
+            return photo
+        try:
+            return classifier.fit(read_photo(photo, max_pixels))
+        except UnreadableError as error:
+            return Failed(photo.name, str(error))
+        except Exception as error:  # a kind of pixels without a conversion
+            return Failed(photo.name, f"its pixels can't be used: {' '.join(str(error).split()) or repr(error)}")
+
+    named = (photo if isinstance(photo, (Photo, Failed)) else Photo(str(photo)) for photo in photos)
+    reading: deque[tuple[str, Future[Transformed | Failed]]] = deque()
+    readers = ThreadPoolExecutor(min(READERS, max(1, usable_cores() - 1)), thread_name_prefix="photos")
+
+    def submit(number: int) -> None:
+        reading.extend((photo.name, readers.submit(read, photo)) for photo in islice(named, number))
+
+    try:
+        submit(batch + READERS)
+        while reading:
+            name, future = reading.popleft()
+            found = future.result()
+            submit(1)
+            yield name, found
+    finally:  # also if the caller stops early
+        readers.shutdown(cancel_futures=True)
+
+
+def _rank(name: str, labels: tuple[str, ...], row: Tensor, mirrored: Tensor | None, top: int) -> Prediction | Failed:
+    """A prediction from the logits of an image, and of its mirror image."""
+    if not (row.isfinite().all() and (mirrored is None or mirrored.isfinite().all())):
+        return Failed(name, "the network's answer is not finite: its weights are broken, or still are random")
+    best = row.topk(top)
+    columns = zip(best.indices.tolist(), row.softmax(0)[best.indices].tolist(), best.values.tolist(), strict=True)
+    ranked = tuple(Ranked(labels[number], number, share, logit) for number, share, logit in columns)
+    if mirrored is None:
+        return Prediction(name, ranked)
+    first = int(mirrored.argmax())
+    same, difference = first == ranked[0].number, (row - mirrored).abs().max().item()
+    return Prediction(name, ranked, Mirrored(same, labels[first], difference))
+
+
+def _logits(classifier: Classifier, x: Tensor) -> Iterator[Tensor]:
+    """Rows of logits, on the CPU."""
+    try:
+        with torch.inference_mode():
+            logits: Tensor = classifier.model(x)
+    except RuntimeError as error:
+        # the CPU's allocator has no error type of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise UsageError(
+            f"--batch {len(x)}: so many images take more memory than {classifier.device} has; try fewer"
+        ) from error
+    if logits.shape != (len(x), len(classifier.labels)):
+        raise UsageError(
+            f"{classifier.name!r} gives {tuple(logits.shape)} for {len(x)} images and {len(classifier.labels)} classes"
+        )
+    return iter(logits.float().cpu())

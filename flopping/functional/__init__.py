@@ -1,0 +1,19 @@
+"""Pure equivariant operations on features. The layers of `flopping.nn` hold parameters and call these."""
+
+from flopping.functional.attention import attention, attention_weights, heads
+from flopping.functional.basis import Pointwise, add, from_regular, invariant_only, pointwise, residual, to_regular
+from flopping.functional.norm import layer_norm
+
+__all__ = [
+    "Pointwise",
+    "add",
+    "attention",
+    "attention_weights",
+    "from_regular",
+    "heads",
+    "invariant_only",
+    "layer_norm",
+    "pointwise",
+    "residual",
+    "to_regular",
+]

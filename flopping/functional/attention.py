@@ -1,0 +1,62 @@
+"""Attention between tokens.
+
+Legend: B batch, N tokens, H heads, D head width, m copies, d components of an irrep.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flopping.features import Feature, Layout
+
+
+def attention(qkv: Feature, layout: Layout, num_heads: int, dropout: float = 0.0) -> Feature:
+    """Multi-head attention on tokens; each head owns an equal slice of every part.
+
+    `qkv` has three times the copies of `layout`, ordered (3, heads, copies per head) in each part. The dot
+    product runs over all parts of a head together, so it is invariant, and the same weights mix all values.
+    """
+    q, k, v = heads(qkv, layout, num_heads)
+    mixed_BHND = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    mixed_BNHD = mixed_BHND.transpose(1, 2)
+    parts = []
+    start = 0
+    for d, m in zip(layout.irrep_dims, layout.multiplicities, strict=True):
+        width = d * m // num_heads
+        part = mixed_BNHD.narrow(-1, start, width)
+        parts.append(part.flatten(-2) if d == 1 else part.unflatten(-1, (d, -1)).transpose(-3, -2).flatten(-2))
+        start += width
+    return tuple(parts)
+
+
+def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `(B, H, N, D)` from `qkv` as in `attention`: of each head all parts, one behind another.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 8)
+    >>> [tuple(part.shape) for part in heads((layout * 3).random(2, 5), layout, num_heads=2)]
+    [(2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)]
+    """
+    split_B3HND = [
+        _split_heads(qkv[i], d, num_heads) for i, d in enumerate(layout.irrep_dims) if layout.multiplicities[i]
+    ]
+    q, k, v = (split_B3HND[0] if len(split_B3HND) == 1 else torch.cat(split_B3HND, -1)).unbind(1)
+    return q, k, v
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """What each token takes from each: `(B, H, N, N)`, rows of which sum to 1. `attention` itself never holds them.
+
+    >>> attention_weights(torch.zeros(1, 1, 2, 4), torch.ones(1, 1, 2, 4)).tolist()
+    [[[[0.5, 0.5], [0.5, 0.5]]]]
+    """
+    products: Tensor = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return products.softmax(-1)
+
+
+def _split_heads(part: Tensor, d: int, num_heads: int) -> Tensor:
+    """`(B, N, [d,] 3 m)` to `(B, 3, H, N, d m / H)`."""
+    split: Tensor = part.unflatten(-1, (3, num_heads, -1))
+    return split.permute(0, 2, 3, 1, 4) if d == 1 else split.permute(0, 3, 4, 1, 2, 5).flatten(-2)

@@ -1,0 +1,1 @@
+"""What explains and compares: benchmarks, reports, experiments, probe, show, demo."""

@@ -1,0 +1,120 @@
+"""The look of all figures: colours, panels, axes; and files with the same bytes each time. Needs matplotlib."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from flopping.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, GRID, BACKGROUND = "#1f2328", "#d8dee4", "#fefefe"
+"""Colours of text, grid and paper: no other element has them, so a page can replace them with its own."""
+COLOURS = {"ResMLP": "#d55e00", "ViT": "#0072b2", "ConvNeXt": "#009e73", "others": "#cc79a7"}
+"""The colour of each architecture: those of Okabe and Ito, which colour-blind people can tell apart."""
+WIDTH = 9.0  # inches: with letters of 9 points, legible on a page of 800 pixels
+STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.parse_math": False,  # a name may have dollars in it
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), BACKGROUND),
+    "legend.frameon": False,
+    "svg.hashsalt": "flopping",
+    "svg.fonttype": "path",
+}
+
+
+def require_matplotlib() -> None:
+    """Raise a `UsageError` if matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError("figures are drawn by matplotlib: pip install 'flopping[plot]'") from error
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Within it, matplotlib has our settings; afterwards, the user's."""
+    require_matplotlib()
+    import matplotlib
+
+    settings: Any = matplotlib.rcParams
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # letters that the font lacks become boxes
+        matplotlib.rcdefaults()
+        settings.update(STYLE)
+        yield
+
+
+def render(figure: Figure, form: str) -> bytes:
+    """The figure as a file, `png` or `svg`: the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    silent = dict.fromkeys(("Date", "Creator", "Format", "Type") if form == "svg" else ("Software",))
+    with style():
+        figure.savefig(buffer, format=form, dpi=200, metadata=silent)
+    return buffer.getvalue()
+
+
+def finished(figure: Figure) -> Figure:
+    """The figure with a fixed layout: without it, each rendering moves the panels a bit."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
+
+
+def across(number: int) -> int:
+    """How many of so many panels are side by side."""
+    return 2 if number in (2, 4) else min(number, 3)
+
+
+def panels(number: int, height: float, share: bool = True) -> tuple[Figure, list[Axes]]:
+    """So many panels, row by row, with shared axes or their own."""
+    from matplotlib.figure import Figure
+
+    columns = across(number)
+    down = -(-number // columns)
+    figure = Figure(figsize=(WIDTH if columns > 1 else 0.7 * WIDTH, height * down), layout="constrained")
+    found = figure.subplots(down, columns, sharex=share, sharey=share, squeeze=False).flatten().tolist()
+    for axes in found[number:]:
+        axes.remove()
+    for axes in found[:number]:
+        axes.tick_params(length=0, labelbottom=True)
+    return figure, found[:number]
+
+
+def label(
+    axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], ha: str, colour: str = INK
+) -> None:
+    """A word beside a point, with a rim that keeps lines away from it."""
+    from matplotlib.patheffects import withStroke
+
+    drawn = axes.annotate(text, at, shift, textcoords="offset points", ha=ha, va="center", fontsize=8, color=colour)
+    drawn.set_path_effects([withStroke(linewidth=2.5, foreground=BACKGROUND)])
+
+
+def logarithmic(axis: Any, limits: tuple[float, float] | None = None, digits: tuple[float, ...] = (1, 2, 5)) -> None:
+    """A logarithmic axis with plain numbers: these digits times powers of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=digits, numticks=99))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    if limits is not None:
+        axis.axes.set(**{f"{axis.axis_name}lim": limits})

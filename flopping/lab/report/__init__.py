@@ -1,0 +1,1 @@
+"""From records to tables, figures and pages, beside what the paper reports."""

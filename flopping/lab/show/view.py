@@ -1,0 +1,315 @@
+"""All that the picture and the page show: maps as images, and the words beside them, chosen once and drawn by both."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from flopping.data.fashion import EMBEDDED, open_fashion_mnist
+from flopping.data.photos import Photo, UnreadableError, read_photo, silence_pillow
+from flopping.deploy.classifier import Classifier
+from flopping.errors import UsageError
+from flopping.lab.drawing import COLOURS
+from flopping.lab.show.capture import Captured, capture, parities
+from flopping.models.zoo import names_in_paper
+from flopping.testing import relative_error
+
+RGB = NDArray[np.uint8]
+Limits = tuple[float, float]
+SAME = 1e-4
+"""Relative differences up to here are rounding."""
+SHOWN_CLASSES = 5
+DIVERGING = ["#00304d", COLOURS["ViT"], "#ffffff", COLOURS["ResMLP"], "#5c2900"]
+"""From blue by white at 0 to orange: told apart by colour-blind eyes."""
+UNTRAINED = "The network is untrained: what it says means nothing yet"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An image `(H, W, 3)` on the left, its counterpart on the right, and their captions."""
+
+    image: RGB | None
+    """None where only the right side has something to show."""
+    mirrored: RGB
+    captions: tuple[str, str]
+    alt: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Section:
+    heading: str
+    caption: str
+    panels: tuple[Panel, ...] = ()
+
+
+@dataclass(frozen=True)
+class Score:
+    """What is said about a class, for the image and for the mirror image."""
+
+    label: str
+    logits: tuple[float, float]
+    probabilities: tuple[float, float]
+
+    @property
+    def texts(self) -> list[str]:
+        """
+        >>> Score("cat", (7.3, -1), (0.9876, 2e-9)).texts
+        ['98.8 % (7.30)', '< 0.01 % (-1.00)']
+        """
+        shares = ["< 0.01" if p < 1e-4 else f"{100 * p:.{1 if p >= 0.01 else 2}f}" for p in self.probabilities]
+        return [f"{share} % ({logit:.2f})" for share, logit in zip(shares, self.logits, strict=True)]
+
+
+@dataclass(frozen=True)
+class View:
+    """A network's view of an image and of its mirror image."""
+
+    title: str
+    summary: str
+    aspect: float
+    """Height over width of all panels."""
+    sections: tuple[Section, ...]
+    answer: Section
+    scores: tuple[Score, ...]
+    """Of the classes that come first for one image or the other; none without classes."""
+    numbers: dict[str, Any]
+    """For JSON. Differences are the largest ones, relative to the largest value."""
+
+
+def open_picture(name: str) -> Image.Image:
+    """An image from a file, upright as its camera says, or "fashion-mnist:NUMBER": a test image in the package.
+
+    >>> open_picture("fashion-mnist:0").size
+    (28, 28)
+    """
+    embedded = re.fullmatch(rf"{EMBEDDED}:(\d+)", name)
+    if embedded is not None:
+        source = open_fashion_mnist("test")
+        if int(embedded[1]) >= len(source):
+            raise UsageError(f"{EMBEDDED} has the test images 0 to {len(source) - 1}, got {name!r}")
+        return source.read(int(embedded[1]))[0]
+    if not Path(name).is_file():
+        problem = "is a folder" if Path(name).is_dir() else "doesn't exist"
+        raise UsageError(f"{name!r} {problem}: name an image file, or {EMBEDDED}:NUMBER for one in the package")
+    try:
+        with silence_pillow():
+            return read_photo(Photo(name))
+    except UnreadableError as error:
+        raise UsageError(f"{name!r} can't be shown: {error}") from error
+
+
+def look(classifier: Classifier, image: Image.Image, *, block: int | None = None, channels: int = 3) -> View:
+    """Show an image and its mirror image to a network.
+
+    `block` counts from 0; by default it is one that shows places well. `channels` are shown of each kind.
+    """
+    prepared = classifier.prepare([image])
+    seen = capture(classifier.model, prepared, block)
+    focus, name, focus_difference = _focus(seen, _pixels(classifier, prepared))
+    sections, chosen, differences = [focus], {}, {}
+    signs = parities(seen.layout)
+    for kind, sign in (("plain", 1.0),) if signs is None else (("even", 1.0), ("odd", -1.0)):
+        members = torch.arange(seen.features.shape[1]) if signs is None else (signs == sign).nonzero()[:, 0]
+        if len(members):
+            maps = seen.features[:, members]
+            differences[kind] = _distance(maps, sign)
+            chosen[kind] = members[choose_channels(maps[0], channels, signed=sign < 0)].tolist()
+            sections += _maps(kind, seen, chosen[kind], differences[kind])
+    differences |= {name: focus_difference, "logits": relative_error(seen.logits[1], seen.logits[0])}
+    scores = _scores(seen.logits, classifier.labels)
+    keys = ("logit", "mirrored_logit", "probability", "mirrored_probability")
+    numbers = {
+        "model": names_in_paper().get(classifier.name, classifier.name),
+        "trained": classifier.trained,
+        "group": None if seen.layout is None else seen.layout.group.name,
+        "block": seen.block,
+        "blocks": seen.blocks,
+        "channels": {kind: [f"channel {number}" for number in numbers] for kind, numbers in chosen.items()},
+        "differences": differences,
+        "top": [{"label": one.label, **dict(zip(keys, one.logits + one.probabilities, strict=True))} for one in scores],
+    }
+    return View(
+        title=f"{numbers['model']}: an image and its mirror image",
+        summary=_summarize(list(chosen), differences["logits"] <= SAME, classifier.trained),
+        aspect=prepared.shape[2] / prepared.shape[3],
+        sections=tuple(sections),
+        answer=_answer(seen.logits, classifier.labels, differences["logits"]),
+        scores=scores,
+        numbers=numbers,
+    )
+
+
+def choose_channels(maps: Tensor, number: int, signed: bool) -> list[int]:
+    """Indices of so many maps of `(C, h, w)`, the best one first; of `signed` ones 0 has a meaning.
+
+    A map is good if it is strong, in the middle rather than at the edges, where it shows positions more than the image;
+    if neighbouring places are alike; if a mirror changes what is seen; and if no map chosen before looks like it.
+
+    >>> maps = torch.zeros(3, 4, 4)
+    >>> maps[1, :, :2], maps[2, 0, 0] = 1.0, 1.0
+    >>> choose_channels(maps, 2, signed=False)
+    [1, 2]
+    """
+    down, across = (torch.sin(torch.pi * (torch.arange(n, device=maps.device) + 0.5) / n) for n in maps.shape[1:])
+    window = 0.1 + 0.9 * torch.outer(down, across)
+    centred = (maps if signed else maps - maps.mean((1, 2), keepdim=True)) * window
+    strength = centred.square().mean((1, 2)).sqrt()
+    unit = centred / centred.flatten(1).norm(dim=1).clamp_min(1e-12)[:, None, None]
+    smoothness = torch.ones_like(strength)
+    if min(maps.shape[1:]) > 1:
+        below, beside = unit[:, 1:] * unit[:, :-1], unit[:, :, 1:] * unit[:, :, :-1]
+        smoothness = ((below.sum((1, 2)) + beside.sum((1, 2))) / 2).clamp(0, 1)
+    change = (unit - (-1.0 if signed else 1.0) * unit.flip(-1)).square().sum((1, 2)).sqrt() / 2
+    score = strength * (0.05 + smoothness) * (0.1 + change)
+    found: list[int] = []
+    likeness = torch.zeros_like(score)
+    for _ in range(min(number, len(maps))):
+        remaining = score * (1 - likeness)
+        remaining[found] = -1.0
+        found.append(int(remaining.argmax()))
+        likeness = torch.maximum(likeness, (unit * unit[found[-1]]).sum((1, 2)).abs())
+    return found
+
+
+def format_difference(value: float) -> str:
+    """
+    >>> format_difference(0.0), format_difference(3.1e-7), format_difference(0.52)
+    ('no difference', 'largest difference 3e-07', 'largest difference 0.52')
+    """
+    if value == 0:
+        return "no difference"
+    return f"largest difference {value:.0e}" if value < 1e-2 else f"largest difference {value:.2g}"
+
+
+def paint(values: NDArray[np.float32], colours: str, limits: Limits) -> RGB:
+    """A map `(h, w)` in colours `(h, w, 3)`: the name of a colour map of matplotlib, or "diverging"."""
+    from matplotlib import colormaps
+    from matplotlib.colors import LinearSegmentedColormap
+
+    low, high = limits
+    table = colormaps[colours] if colours != "diverging" else LinearSegmentedColormap.from_list(colours, DIVERGING)
+    image: RGB = table((values - low) / (high - low or 1.0), bytes=True)[..., :3]
+    return image
+
+
+def _pixels(classifier: Classifier, prepared: Tensor) -> RGB:
+    """The image `(H, W, 3)` that the network got, before it was shifted and scaled."""
+    preparation = classifier.preparation
+    bytes_CHW = (prepared[0] * preparation.std + preparation.mean).round().clamp(0, 255).byte().cpu()
+    pixels: RGB = bytes_CHW.permute(1, 2, 0).expand(-1, -1, 3).numpy()
+    return pixels
+
+
+def _focus(seen: Captured, pixels: RGB) -> tuple[Section, str, float]:
+    """The image under the attention of the class token, or under the strength of the features."""
+    name, heading, how, block = "attention", "Attention of the class token", "mean over heads", seen.attention_block
+    maps = seen.attention
+    if maps is None:
+        name, heading, how, block = "strength", "Strength of the features", "root mean square of channels", seen.block
+        maps = seen.features.square().mean(1).sqrt()
+    limits = (maps.min().item(), maps.max().item())
+    both = (pixels, pixels[:, ::-1])
+    mixed = []
+    for image, focus in zip(both, maps.float().cpu().numpy(), strict=True):  # each place of the map covers its patch
+        rows, columns = (np.arange(n) * m // n for n, m in zip(image.shape[:2], focus.shape, strict=True))
+        colours = paint(focus[rows][:, columns], "inferno", limits)
+        mixed.append((0.35 * image.mean(2, keepdims=True) + 0.65 * colours).round().astype(np.uint8))
+    difference = _distance(maps)
+    panels = (
+        Panel(*both, ("the image", "its mirror image"), ("The image", "The mirror image")),
+        Panel(mixed[0], mixed[1], ("", ""), (f"The image under the {name}", f"The mirror image under the {name}")),
+    )
+    caption = f"{_place(block, seen)}, {how}; {format_difference(difference)}"
+    return Section(f"{heading}: {_mirrored(difference)}", caption, panels), name, difference
+
+
+def _maps(kind: str, seen: Captured, chosen: list[int], difference: float) -> list[Section]:
+    """Channels of one kind; of ordinary ones also what a mirror changes beyond mirroring them."""
+    panels, changes = [], []
+    for number in chosen:
+        image, mirrored = seen.features[:, number].float().cpu().numpy()
+        low, high = min(image.min(), mirrored.min()).item(), max(image.max(), mirrored.max()).item()
+        largest = max(abs(low), abs(high))
+        look = ("diverging", (-largest, largest)) if kind == "odd" else ("viridis", (low, high))
+        name = f"channel {number}"
+        of = name if kind == "plain" else f"{kind} {name}"
+        alt = f"Map of {of} for the image", f"Map of {of} for the mirror image"
+        panels.append(Panel(paint(image, *look), paint(mirrored, *look), (name, name), alt))
+        change = paint(mirrored - image[:, ::-1], "diverging", (low - high, high - low))
+        changes.append(Panel(None, change, ("", name), ("", f"Change of {name} beyond mirroring")))
+    heading = f"{'Channels' if kind == 'plain' else f'{kind.capitalize()} channels'}: {_mirrored(difference)}"
+    caption = f"{_place(seen.block, seen)}; {format_difference(difference)}"
+    if kind == "odd":
+        heading, caption = f"{heading}, and orange becomes blue", f"orange above 0, blue below; {caption}"
+    sections = [Section(heading, caption, tuple(panels))]
+    if kind == "plain":
+        caption = "the maps on the right minus the mirrored maps from the left"
+        sections.append(Section("What the mirror changes in these channels", caption, tuple(changes)))
+    return sections
+
+
+def _scores(logits: Tensor, labels: tuple[str, ...]) -> tuple[Score, ...]:
+    """The classes with the highest probabilities, for one image or the other; the image's order."""
+    if not logits.numel():
+        return ()
+    shares = logits.softmax(1)
+    first = shares.amax(0).topk(min(SHOWN_CLASSES, len(labels))).indices.tolist()
+    first.sort(key=lambda number: -float(shares[0, number]))
+    pairs = ((number, *(tuple(both[:, number].tolist()) for both in (logits, shares))) for number in first)
+    return tuple(Score(_short(labels[number]), values, likely) for number, values, likely in pairs)
+
+
+def _answer(logits: Tensor, labels: tuple[str, ...], difference: float) -> Section:
+    if not logits.numel():
+        return Section("", "")
+    before, after = (_short(labels[number]) for number in logits.argmax(1).tolist())
+    heading = f"The answer changes: {before} becomes {after}"
+    if difference <= SAME:
+        heading = f"The answer is the same: {before}"
+    elif before == after:
+        heading = f"The answer is {before} both times, but not with the same logits"
+    return Section(heading, f"probability (logit); {format_difference(difference)}")
+
+
+def _summarize(kinds: list[str], same: bool, trained: bool | None) -> str:
+    """The whole picture in two or three sentences."""
+    if "plain" in kinds:
+        law = "These are ordinary channels: mirror the image, and they show something else. So the answer may change."
+        note = f"{UNTRAINED}."
+    else:
+        signs = "; odd ones also change their sign" if "odd" in kinds else ""
+        answer = "So the answer stays." if same else "But later blocks are ordinary ones, so the answer may change."
+        law = f"Mirror the image, and its features are mirrored{signs}. {answer}"
+        note = f"{UNTRAINED}, but the law holds before any training."
+    return f"{law} {note}" if trained is False else law
+
+
+def _distance(both: Tensor, sign: float = 1.0) -> float:
+    """How far maps of the mirror image are from the mirrored maps, times a sign."""
+    return relative_error(both[1], sign * both[0].flip(-1))
+
+
+def _mirrored(difference: float) -> str:
+    return "mirrored" if difference <= SAME else "not mirrored"
+
+
+def _place(number: int, seen: Captured) -> str:
+    last = seen.blocks - 1
+    return f"{seen.unit} {number} ({'the last' if number == last else f'of 0 to {last}'})"
+
+
+def _short(label: str) -> str:
+    """ImageNet's names of classes without their synonyms.
+
+    >>> _short("goldfish, Carassius auratus")
+    'goldfish'
+    """
+    return label.partition(",")[0].strip() or label

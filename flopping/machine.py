@@ -1,0 +1,190 @@
+"""The machine: its cores, its memory, which precisions run on it, and what is recorded of it with every measurement."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from flopping.errors import UsageError
+
+FLAGS = ("ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_CPU_", "CUDA_VISIBLE", "TORCH_COMPILE", "MALLOC_")
+"""Prefixes of the environment variables that change speed."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hardware, versions and switches, as recorded with every measurement."""
+
+    processor: str
+    cores: int
+    """Cores that this process may use."""
+    memory_gib: float
+    gpu: str | None
+    system: str
+    python: str
+    versions: Mapping[str, str] = field(hash=False)
+    flags: Mapping[str, str] = field(hash=False)
+    """Instruction set of torch, precision of matrix products, and environment variables that change speed."""
+    load: float | None
+    """Mean number of runnable processes over the minute before."""
+
+
+def this_machine(device: str = "cpu", others: Mapping[str, str] | None = None) -> Machine:
+    """Describe this machine, with its GPU if that is the device; `others` are further versions to record.
+
+    >>> sorted(this_machine().versions)
+    ['flopping', 'timm', 'torch']
+    """
+    flags = {name: value for name, value in sorted(os.environ.items()) if name.startswith(FLAGS)}
+    flags["instructions"] = torch.backends.cpu.get_cpu_capability()
+    flags["float32 products"] = torch.get_float32_matmul_precision()
+    versions = {"torch": torch.__version__, "timm": version("timm"), "flopping": version("flopping")}
+    return Machine(
+        processor=_read_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        cores=usable_cores(),
+        memory_gib=round(_memory("MemTotal") / 2**30, 1),
+        gpu=torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
+        system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
+        python=platform.python_version(),
+        versions=versions | dict(others or {}),
+        flags=flags,
+        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    )
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes that new processes may allocate; inside a container, what its limit leaves."""
+    limits = [_memory("MemAvailable")]
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limits.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
+        except (OSError, ValueError):  # no such limit, or "max"
+            continue
+    return max(0, min(limits))
+
+
+def _memory(name: str) -> int:
+    """A field of /proc/meminfo in bytes; without that file, all the memory of the machine."""
+    found = _read_field("/proc/meminfo", name)
+    return int(found.split()[0]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _read_field(file: str, name: str) -> str:
+    """The value of the first `name: value` line of a file, or "" if there is none."""
+    try:
+        for line in Path(file).read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return " ".join(value.split())
+    except OSError:
+        pass
+    return ""
+
+
+def usable_precision(precision: str, device: torch.device) -> tuple[str, str]:
+    """The precision to train in, and a note for the user if it is not the one that was asked for.
+
+    float16 needs a GPU: on a CPU the answer is float32, which is more exact. bfloat16 is refused where it does not run.
+    """
+    if precision == "float16" and device.type == "cpu":
+        return "float32", "The recipe's mixed precision (float16) is for GPUs: on this CPU the run is in float32."
+    problem = precision_problem(precision, device)
+    if problem is not None:
+        raise UsageError(f"{problem}. precision=float32 runs everywhere")
+    return precision, ""
+
+
+def precision_problem(precision: str, device: torch.device) -> str | None:
+    """Why a precision cannot be used on a device; None if it can."""
+    if device.type == "cpu":
+        return _cpu_problem(precision) if precision != "float32" else None
+    if precision == "bfloat16":
+        with torch.cuda.device(device):
+            if not torch.cuda.is_bf16_supported():
+                return f"bfloat16 doesn't run on {torch.cuda.get_device_name(device)}"
+    return None
+
+
+@cache
+def _cpu_problem(precision: str) -> str | None:
+    """Try a precision in a child process: some CPUs advertise instructions that kill the process."""
+    command = [sys.executable, "-m", "flopping.machine", precision]
+    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    if ended.returncode == 0:
+        return None
+    last = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "")
+    hint = ""
+    if ended.returncode == -signal.SIGILL:
+        hint = "; with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment it may run"
+    return f"{precision} doesn't run on this machine: {explain_exit(ended.returncode, last)}{hint}"
+
+
+def try_precision(precision: str) -> None:
+    """Run products, convolutions and attention on the CPU, forward and backward. It may kill the process."""
+    patches, linear = nn.Conv2d(3, 64, 8, 8), nn.Linear(64, 64)
+    with torch.autocast("cpu", getattr(torch, precision)):
+        heads = linear(patches(torch.randn(2, 3, 32, 32)).flatten(2).mT).unflatten(-1, (2, 32)).transpose(1, 2)
+        out = linear(nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2))
+    out.float().sum().backward()
+
+
+_SIGNALS = {
+    signal.SIGILL: "the processor doesn't know an instruction that it advertises",
+    signal.SIGKILL: "most likely the system ran out of memory",
+    signal.SIGSEGV: "an invalid memory access",
+}
+
+
+def explain_exit(code: int, last_line: str = "") -> str:
+    """Why a process ended, from its exit code (negative: a signal) and the last line that it wrote.
+
+    >>> explain_exit(-4)
+    "the process was killed by SIGILL: the processor doesn't know an instruction that it advertises"
+    >>> explain_exit(1, "KeyError: 'a'")
+    "the process ended with code 1: KeyError: 'a'"
+    """
+    if code >= 0:
+        return f"the process ended with code {code}{last_line and f': {last_line.strip()}'}"
+    try:
+        found = signal.Signals(-code)
+    except ValueError:
+        return f"the process was killed by signal {-code}"
+    meaning = _SIGNALS.get(found)
+    return f"the process was killed by {found.name}{(meaning and f': {meaning}') or ''}"
+
+
+@contextmanager
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Within it, if enabled, torch uses only algorithms that give the same bits every time, and refuses others."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+if __name__ == "__main__":
+    try_precision(sys.argv[1])

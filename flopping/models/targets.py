@@ -1,0 +1,147 @@
+"""What a command-line argument means: a module of yours, or a model of timm; and an input to try it on."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from flopping import nn as fnn
+from flopping.errors import UsageError, as_usage_error
+from flopping.features import Feature
+from flopping.models.zoo import closest, registered_name
+
+LAYERS = [name for name in fnn.__all__ if name not in {"Module", "Sequential"}]
+
+
+def load(target: str, img_size: int | None = None) -> nn.Module:
+    """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a model's name.
+
+    A model has a registered name, a name in the paper ("E(ViT-B)"), or a folder: "local-dir:FOLDER". A model by name
+    that takes one size of images is made for `img_size`.
+    """
+    if target.startswith("local-dir:"):
+        with as_usage_error(OSError, ValueError, KeyError, RuntimeError, context=repr(target)):
+            saved: nn.Module = timm.create_model(target, pretrained=True)
+        return saved
+    if ":" in target:
+        return _load_attribute(target)
+    if target.endswith(".py"):
+        raise missing_attribute(target)
+    try:
+        name = registered_name(target)
+    except ValueError as error:
+        hint = closest(target, also=LAYERS)
+        raise UsageError(
+            f"no layer and no model is called {target!r}{hint}. For your own module write FILE.py:ATTRIBUTE"
+        ) from error
+    if img_size is None or not timm.get_pretrained_cfg(name).fixed_input_size:
+        model: nn.Module = timm.create_model(name)
+        return model
+    with as_usage_error(ValueError, context=f"--img-size {img_size}"):
+        model = timm.create_model(name, img_size=img_size)
+    return model
+
+
+def load_on_meta(target: str, img_size: int | None = None) -> nn.Module:
+    """A model by name on the meta device, without memory for weights; a module of yours as it is."""
+    if ":" in target:
+        return load(target, img_size)
+    try:
+        with torch.device("meta"):
+            return load(target, img_size)
+    except (NotImplementedError, RuntimeError):  # a constructor that reads values
+        return load(target, img_size)
+
+
+def missing_attribute(file: str) -> UsageError:
+    """The error for a file without `:ATTRIBUTE`. It names what the file defines; the file is parsed, not run."""
+    path = Path(file)
+    if not path.is_file():
+        return UsageError(f"no file {file!r}")
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except SyntaxError as error:
+        return UsageError(f"{file!r} can't be loaded as Python code: {error}")
+    names = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            names += [name.id for name in node.targets if isinstance(name, ast.Name)]
+    public = [name for name in names if not name.startswith("_")]
+    hint = f"; it defines {', '.join(public[:8])}" if public else ""
+    return UsageError(
+        f"{file!r} is a file: write {file}:ATTRIBUTE for a module in it, or a function that makes one{hint}"
+    )
+
+
+def _load_attribute(target: str) -> nn.Module:
+    where, _, attribute = target.rpartition(":")
+    source = _run_file(Path(where)) if where.endswith(".py") else _import(where)
+    if not hasattr(source, attribute):
+        names = [name for name in vars(source) if not name.startswith("_")]
+        near = get_close_matches(attribute, names, n=3, cutoff=0.4) or names[:8]
+        raise UsageError(f"{where!r} has no {attribute!r}; it has {', '.join(near)}")
+    found = getattr(source, attribute)
+    made = found if isinstance(found, nn.Module) else found() if callable(found) else None
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"{target!r} is {type(found).__name__}, not a torch module or a function that makes one")
+    return made
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{str(path)!r} can't be loaded as Python code")
+    source = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, source)
+    with as_usage_error(SyntaxError, context=f"{str(path)!r} can't be loaded as Python code"):
+        spec.loader.exec_module(source)
+    return source
+
+
+def _import(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        with as_usage_error(ModuleNotFoundError, context=f"cannot import {name!r}"):
+            return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+def example_input(model: nn.Module, img_size: int | None, dtype: torch.dtype, batch: int = 2) -> Tensor | Feature:
+    """Random images of the size the model was built for, or a random feature of the layout that it takes."""
+    generator = torch.Generator().manual_seed(1)
+    layout = model.in_layout if isinstance(model, fnn.Module) else None
+    if isinstance(model, fnn.Module) and layout is not None:
+        if img_size is not None:
+            raise UsageError(f"{type(model).__name__} takes features of {layout}, so --img-size has no meaning")
+        if model.leading == 3:
+            return layout.random(batch, 12, 12, generator=generator, dtype=dtype)
+        grids = (getattr(layer, "grid_size", None) for layer in model.modules())
+        height, width = next((grid for grid in grids if isinstance(grid, tuple)), (4, 4))
+        return layout.random(batch, height * width, generator=generator, dtype=dtype)
+    channels, size = 3, (img_size or 64, img_size or 64)
+    embed = next((layer for layer in model.modules() if isinstance(layer, fnn.PatchEmbed)), None)
+    if embed is not None:
+        channels = embed.in_chans
+    if img_size is None:
+        cfg = getattr(model, "default_cfg", None) or {}
+        if embed is not None and embed.img_size is not None:
+            size = embed.img_size
+        elif "input_size" in cfg:
+            size = tuple(cfg["input_size"][1:])
+            channels = cfg["input_size"][0] if embed is None else channels
+        elif embed is not None:
+            size = (4 * embed.patch_size[0], 4 * embed.patch_size[1])
+    return torch.randn(batch, channels, *size, generator=generator, dtype=dtype)

@@ -1,0 +1,210 @@
+"""What a run reports: a line of JSON per event, TensorBoard where it is installed, a progress bar, its speed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+from flopping.errors import UsageError
+from flopping.files import atomic_write
+
+LOG = "log.jsonl"
+CURVES = "curves.png"
+"""The figure that commands draw of a run."""
+SECONDS = 1.0
+"""The longest time between two looks at the losses and at requests to stop, if a step takes less."""
+
+
+def read_log(run: Path) -> list[dict[str, Any]]:
+    """The events of a run, oldest first. An incomplete last line, which a crash leaves, is ignored."""
+    path = run / LOG
+    if not path.exists():
+        return []
+    events = []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise UsageError(f"{str(path)!r}, line {number}: no JSON ({error.msg})") from error
+        if not isinstance(event, dict):
+            raise UsageError(f"{str(path)!r}, line {number}: no event of a run")
+        events.append(event)
+    return events
+
+
+def warn(console: Console, text: str) -> None:
+    """Show a line, also on a quiet console."""
+    was, console.quiet = console.quiet, False
+    try:
+        console.print(text, highlight=False, soft_wrap=True)
+    finally:
+        console.quiet = was
+
+
+class RunLog:
+    """Writes the events of a run, after the first `events` that are in its folder; later ones are deleted.
+
+    `enabled` is false on all ranks but one: their logs do nothing.
+    """
+
+    def __init__(self, run: Path, console: Console, steps: int, step: int, events: int, *, enabled: bool) -> None:
+        self.run, self.console, self.enabled = run, console, enabled
+        self.events = 0
+        self.board: Any = None
+        if not enabled:
+            return
+        kept = read_log(run)[:events]
+        self.events = len(kept)
+        with atomic_write(run / LOG) as place:
+            place.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+        # unbuffered: closing a buffered file whose last write failed would write once more
+        self.file = open(run / LOG, "ab", buffering=0)  # noqa: SIM115 - closed in __exit__
+        self.board = _board(run, step)
+        self.bar = ProgressBar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=console.quiet or not console.is_terminal,
+        )
+        self.task = self.bar.add_task("training", total=steps, completed=step, state="")
+
+    def __enter__(self) -> RunLog:
+        if self.enabled:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.enabled:
+            self.bar.stop()
+            self.file.close()
+            if self.board is not None:
+                self.board.close()
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Write an event to the disk."""
+        if not self.enabled:
+            return
+        line = json.dumps({"kind": kind, "step": step, **values}).encode() + b"\n"
+        try:
+            if self.file.write(line) != len(line):  # resuming ignores the incomplete line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            reason = f"the log {str(self.run / LOG)!r} could not be written ({error.strerror})"
+            raise OSError(error.errno, reason) from error
+        self.events += 1
+        if self.board is not None:
+            for name, value in values.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def update_bar(self, step: int, state: str) -> None:
+        if self.enabled:
+            self.bar.update(self.task, completed=step, state=state)
+
+    def say(self, text: str) -> None:
+        """Show a line, unless the console is quiet."""
+        if self.enabled:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Show a line, also on a quiet console."""
+        if self.enabled:
+            warn(self.console, text)
+
+
+def _board(run: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+
+
+@dataclass
+class Progress:
+    """How far a run is; a part of its checkpoints."""
+
+    step: int = 0
+    epochs: int = 0
+    """Complete epochs, with their tests and checkpoints."""
+    events: int = 0
+    """Lines of the log."""
+    loss_sum: float = 0.0
+    """Over the steps since the last line of the log."""
+    losses: int = 0
+    epoch_loss: float = 0.0
+    """Sum over the steps of the epoch."""
+    images: int = 0
+    timed_images: int = 0
+    timed_seconds: float = 0.0
+    """Time of the training steps on `timed_images`: the first step of a process, which compiles, is not timed."""
+
+    def add(self, losses: list[float], images: int) -> None:
+        self.step += len(losses)
+        self.losses += len(losses)
+        for loss in losses:  # one by one, so that rounding doesn't depend on how many there are
+            self.loss_sum += loss
+            self.epoch_loss += loss
+        self.images += images
+
+    @property
+    def speed(self) -> float:
+        """Images per second."""
+        return self.timed_images / self.timed_seconds if self.timed_seconds else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time of the training so far at this speed."""
+        return self.images / self.speed if self.speed else 0.0
+
+
+@dataclass
+class Window:
+    """Time since the last line of the log, and the part of it spent waiting for images."""
+
+    images: int = 0
+    seconds: float = 0.0
+    waiting: float = 0.0
+
+
+class Pace:
+    """Decides after how many steps the losses are read: as many as take a second, at most `most`.
+
+    They are also read at every step that is a multiple of a mark, so that lines of the log don't depend on the speed.
+
+    >>> pace = Pace(10, (4, None))
+    >>> [pace.is_due(steps, 8) for steps in (1, 2)], [pace.set(seconds) for seconds in (70.0, 0.3, 0.01)]
+    ([True, True], [1, 3, 10])
+    >>> [steps for steps in range(1, 11) if pace.is_due(steps, 7)]
+    [1, 5, 9, 10]
+    """
+
+    def __init__(self, most: int, marks: tuple[int | None, ...]) -> None:
+        self.most, self.marks = most, [mark for mark in marks if mark is not None]
+        self.steps = 1
+
+    def set(self, seconds: float) -> int:
+        """Set the pace by the time of a step, which is the same number on all ranks."""
+        self.steps = max(1, min(self.most, int(SECONDS / seconds))) if seconds > 0 else self.most
+        return self.steps
+
+    def is_due(self, steps: int, before: int) -> bool:
+        """Whether to read the losses of so many steps, with `before` steps before them."""
+        return steps >= self.steps or any((before + steps) % mark == 0 for mark in self.marks)

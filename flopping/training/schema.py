@@ -1,0 +1,184 @@
+"""YAML files that are checked when they are read: pydantic's dataclasses, with errors in terms of the file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+
+from flopping.errors import UsageError
+
+T = TypeVar("T")
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""No value is converted to another type, but whole numbers serve as floats."""
+MAX_CHARACTERS = 100_000
+MAX_DEPTH = 20
+"""Limits of a file. ruamel.yaml is slow on large files and takes quadratic time on nested ones."""
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)  # YAML 1.2: 3e-3 is a number, `no` is text; a key occurs once
+    yaml.default_flow_style = False
+    yaml.allow_unicode = True
+    yaml.width = 120
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.representer.ignore_aliases = lambda data: True
+    return yaml
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a text in YAML 1.2.
+
+    >>> parse_yaml("lr: 1\\nlr: 2")
+    Traceback (most recent call last):
+    ...
+    flopping.errors.UsageError: line 2: found duplicate key "lr" with value "2" (original value: "1")
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"the text is at most {MAX_CHARACTERS} characters long, got {len(text)}")
+    try:
+        _require_simple(text)
+        return _yaml().load(text)
+    except MarkedYAMLError as error:
+        problem = str(error.problem).replace("'<stream end>'", "the end")
+        if problem.startswith("but "):  # the second half of a sentence
+            problem = f"{error.context}, {problem}"
+        hint = "; indent by spaces" if repr("\t") in problem else ""
+        raise UsageError(f"line {(error.problem_mark or error.context_mark).line + 1}: {problem}{hint}") from error
+    except YAMLError as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    except (ValueError, OverflowError) as error:  # of numbers and dates
+        raise error if isinstance(error, UsageError) else UsageError(str(error)) from error
+
+
+def _require_simple(text: str) -> None:
+    """Refuse aliases, which can stand for very large values, and deep nesting."""
+    depth = 0
+    for event in _yaml().parse(text):
+        if isinstance(event, AliasEvent):
+            raise UsageError(f"line {event.start_mark.line + 1}: *{event.anchor} is refused: write the value out")
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise UsageError(f"line {event.start_mark.line + 1}: nested more than {MAX_DEPTH} levels deep")
+
+
+def format_yaml(value: Any) -> str:
+    """Tables, lists, text and numbers as text that `parse_yaml` reads.
+
+    >>> print(format_yaml({"lr": 0.003, "name": "3e-3"}), end="")
+    lr: 0.003
+    name: '3e-3'
+    """
+    out = io.StringIO()
+    _yaml().dump(value, out)
+    return out.getvalue().removesuffix("...\n")
+
+
+def build(cls: type[T], content: object, what: str, synonyms: Mapping[str, str] | None = None) -> T:
+    """A dataclass from the table of a file; `what` names the table in errors.
+
+    >>> from flopping.training.recipe import About
+    >>> build(About, parse_yaml("{source: me, expected: {ViT-S: 8e+1}}"), "a header").expected
+    {'ViT-S': 80.0}
+    >>> build(About, {"sorce": "me"}, "a header")
+    Traceback (most recent call last):
+    ...
+    flopping.errors.UsageError: a header has no field 'sorce'; did you mean 'source'?
+    """
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{what} is a table of fields, got {content!r}")
+    values = {str(name): value for name, value in content.items()}
+    with as_file_error(cls, values, what, synonyms):
+        return cls(**values)
+
+
+@contextmanager
+def as_file_error(
+    cls: Any, content: Mapping[str, Any], what: str, synonyms: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Convert pydantic's errors about a dataclass with this content to a `UsageError` in terms of the file."""
+    try:
+        yield
+    except ValidationError as error:
+        raise UsageError(_explain(error, TypeAdapter(cls).json_schema(), content, what, synonyms or {})) from error
+
+
+def _explain(
+    error: ValidationError, schema: Mapping[str, Any], content: Any, what: str, synonyms: Mapping[str, str]
+) -> str:
+    found = sorted(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+    first = found[0]
+    kind, location = first["type"], list(first["loc"])
+    if not location:
+        return str(first["ctx"]["error"])  # of a check of several fields
+    if kind == "missing" and len(location) == 1:
+        return f"{what} needs {', '.join(str(each['loc'][0]) for each in found if each['type'] == 'missing')}"
+    table: Any = schema
+    while len(location) > 1 and (reference := table["properties"][location[0]].get("$ref")):
+        what = str(location.pop(0))
+        content, table = content[what], schema["$defs"][reference.rpartition("/")[2]]
+    name = str(location[0])
+    if kind == "unexpected_keyword_argument":
+        return unknown_field(name, table["properties"], what, synonyms)
+    if kind == "value_error":
+        return f"{name} {first['ctx']['error']}"
+    return f"{name} is {_takes(table['properties'][name])}, got {content[name]!r}"
+
+
+def unknown_field(name: str, known: Iterable[str], what: str, synonyms: Mapping[str, str]) -> str:
+    """A message with the known name that is most like the given one, or like a synonym of it."""
+    alike = {**synonyms, **{each: each for each in known}}
+    near = get_close_matches(name.lower().replace("-", "_"), alike, n=1, cutoff=0.5)
+    return f"{what} has no field {name!r}; " + (
+        f"did you mean {alike[near[0]]!r}?" if near else f"there are {', '.join(known)}"
+    )
+
+
+def document(cls: Any) -> list[tuple[str, str, str]]:
+    """Every field: its name, its default in YAML (empty where a value must be given), its meaning and its values."""
+    schema = TypeAdapter(cls).json_schema()
+    rows = []
+    for name, values in schema["properties"].items():
+        (meaning,) = (each for each in cls.__pydantic_fields__[name].metadata if isinstance(each, str))
+        default = "" if name in schema["required"] else format_yaml(values.get("default", {})).strip()
+        rows.append((name, default, f"{meaning} ({_takes(values)})"))
+    return rows
+
+
+_TYPES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "null": "null",
+}
+_LIMITS = {
+    "minimum": "of at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+
+
+def _takes(schema: Mapping[str, Any]) -> str:
+    """The values of a JSON schema in words."""
+    if "anyOf" in schema:
+        return ", or ".join(map(_takes, schema["anyOf"]))
+    if "$ref" in schema:
+        return "a table of fields"
+    if "const" in schema or "enum" in schema:
+        *most, last = schema.get("enum", [schema.get("const")])
+        return f"{', '.join(most)} or {last}" if most else str(last)
+    items = schema.get("items") or schema.get("additionalProperties")
+    if schema["type"] in ("array", "object"):
+        inner = _takes(items).replace("a number", "numbers") if isinstance(items, Mapping) else "plain values"
+        return f"a {'list' if schema['type'] == 'array' else 'table'} of {inner}"
+    limits = [f"{words} {schema[limit]:.12g}" for limit, words in _LIMITS.items() if limit in schema]
+    return f"{_TYPES[schema['type']]} {' and '.join(limits)}".strip()

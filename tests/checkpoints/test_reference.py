@@ -1,0 +1,195 @@
+"""Checkpoints of the reference code: what is told from keys and shapes, what is asked for, what is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+from support.reference_format import to_reference
+from torch import Tensor
+
+from flopping import load_reference
+from flopping.checkpoints import translate
+from flopping.checkpoints.reference import paper_name
+from flopping.errors import UsageError
+from flopping.models import ZOO, ConvNeXt, ResMlp, VisionTransformer
+from flopping.models.backbone import Backbone
+from flopping.testing import randomize_
+
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 4, "num_heads": 2, "num_classes": 3}
+RESMLP = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_classes": 3, "act_layer": "quick_gelu"}
+TWO = {"num_heads": 2}
+
+# Networks that differ from the paper's in all that shapes can tell, and the arguments of `load_reference` they need.
+NETWORKS: dict[str, tuple[Callable[[], Backbone], dict[str, Any]]] = {
+    "vit": (lambda: VisionTransformer(**VIT), TWO),
+    "vit, wide image": (lambda: VisionTransformer(**VIT | {"img_size": (16, 48)}), TWO | {"img_size": (16, 48)}),
+    "vit, tall image of a square number": (
+        lambda: VisionTransformer(**VIT | {"img_size": (64, 16)}),
+        TWO | {"img_size": (64, 16)},
+    ),
+    "vit, rectangular patch": (lambda: VisionTransformer(**VIT | {"patch_size": (16, 8), "img_size": (64, 32)}), TWO),
+    "vit, odd height": (
+        lambda: VisionTransformer(**VIT | {"img_size": (24, 32)}),
+        TWO | {"img_size": (24, 32)},
+    ),
+    "vit, no qkv bias": (lambda: VisionTransformer(**VIT, qkv_bias=False), TWO),
+    "vit, no scale": (lambda: VisionTransformer(**VIT, init_values=None), TWO),
+    "vit, grey, narrow": (lambda: VisionTransformer(**VIT, in_chans=1, mlp_ratio=2.5), TWO),
+    "vit, abs": (lambda: VisionTransformer(**VIT, readout="abs"), TWO),
+    "vit, late hybrid": (lambda: VisionTransformer(**VIT, handoffs={3: "hybrid"}), TWO | {"handoff": "hybrid"}),
+    "vit, early abs": (
+        lambda: VisionTransformer(**VIT, handoffs={1: "abs"}, qkv_bias=False, init_values=None),
+        TWO | {"handoff": "abs"},
+    ),
+    "resmlp": (lambda: ResMlp(**RESMLP, mlp_ratio=3), {}),
+    "resmlp, wide image": (lambda: ResMlp(**RESMLP | {"img_size": (16, 48)}), {"img_size": (16, 48)}),
+    "convnext": (lambda: ConvNeXt(depths=(1, 2), dims=(8, 12), num_classes=3, kernel_size=5, mlp_ratio=2), {}),
+    "convnext, no scale": (lambda: ConvNeXt(depths=(1, 1), dims=(8, 16), num_classes=3, init_values=None), {}),
+    "convnext, isotropic": (lambda: ConvNeXt(depths=(2,), dims=(16,), num_classes=3, patch_size=(8, 4)), {}),
+    "convnext, any size": (lambda: ConvNeXt(depths=(1, 1), dims=(8, 16), num_classes=3), {"img_size": (32, 40)}),
+}
+
+
+def without_unused_shifts(model: Backbone) -> Backbone:
+    """ResMLP's shifts before its linear layers exist in the reference code, and are never applied."""
+    for name, parameter in model.named_parameters():
+        if name.startswith("blocks.") and name.endswith(".beta"):
+            torch.nn.init.zeros_(parameter)
+    return model
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_networks_are_told_from_keys_and_shapes(name: str) -> None:
+    make, hints = NETWORKS[name]
+    model = without_unused_shifts(randomize_(make())).eval()
+    loaded = load_reference(to_reference(model), **hints).eval()
+    size = getattr(model.stem if isinstance(model, ResMlp) else getattr(model, "patch_embed", None), "img_size", None)
+    x = torch.randn(2, model.in_chans, *(size or (32, 40)))
+    torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict())
+
+
+def paper_networks() -> list[str]:
+    return [e.name for e in ZOO.values() if "(" in (e.paper or "") and "group" not in e.args]
+
+
+def on_meta(name: str, **args: Any) -> Backbone:
+    model: Backbone = timm.model_entrypoint(name)(device="meta", **args)
+    return model
+
+
+@pytest.mark.parametrize("name", paper_networks())
+def test_the_networks_of_the_paper_need_no_arguments(name: str) -> None:
+    """They are found by name, with another head too; I(X) of the reference code is E(X) with a hand-off by abs."""
+    paper, args, hints = ZOO[name].paper, {}, {}
+    if "_invariant_" in name:
+        depth = ZOO[name].args["depth"]
+        name, args, hints = name.replace("invariant_", ""), {"handoffs": {depth // 2: "abs"}}, {"handoff": "abs"}
+    elif "_hybrid_" in name:
+        hints = {"handoff": "hybrid"}
+    model = on_meta(name, **args, num_classes=7)
+    found = translate(to_reference(model), **hints)
+    assert (found.name, found.args, paper_name(found)) == (name, args | {"num_classes": 7}, paper)
+    shapes = {key: value.shape for key, value in model.state_dict().items()}
+    assert {key: value.shape for key, value in found.weights.items()} == shapes
+
+
+def vit(**args: Any) -> dict[str, Tensor]:
+    return to_reference(VisionTransformer(**VIT | args))
+
+
+def changed(weights: dict[str, Tensor], **changes: Tensor | None) -> dict[str, Tensor]:
+    """With other values, where `__` stands for a dot; None takes one out."""
+    new = weights | {key.replace("__", "."): value for key, value in changes.items()}
+    return {key: value for key, value in new.items() if value is not None}
+
+
+def resmlp(**changes: Tensor | None) -> dict[str, Tensor]:
+    return changed(to_reference(ResMlp(**RESMLP)), **changes)
+
+
+def convnext(**changes: Tensor | None) -> dict[str, Tensor]:
+    return changed(to_reference(ConvNeXt(depths=(1, 1), dims=(8, 16))), **changes)
+
+
+def test_shifts_that_the_reference_code_never_applies() -> None:
+    stored = {f"blocks__0__norm1__beta_{name}": torch.ones(8) for name in ("sym", "asym")}
+    assert not load_reference(resmlp(**stored)).get_parameter("blocks.0.norm1.beta").any()
+
+
+ONE = torch.ones(1)
+REFUSED = {
+    "missing": (
+        lambda: load_reference(changed(vit(), blocks__1__norm1__scaling__beta=None, head__weight=None), **TWO),
+        r"lacks head\.weight",
+    ),
+    "extra": (
+        lambda: load_reference(convnext(stages__0__0__extra=ONE, blocks__x=ONE)),
+        r"they have also 2 keys \(blocks\.x, stages\.0\.0\.extra\)$",
+    ),
+    "renamed": (
+        lambda: load_reference(changed(vit(), pos_embed__1=None, pos_embed__2=torch.ones(1, 8, 8)), **TWO),
+        r"they lack 1 key \(pos_embed\.1\) and have also 1 key \(pos_embed\.2\)$",
+    ),
+    "shape": (
+        lambda: load_reference(resmlp(blocks__1__mlp__fc2__lin_asym__weight=torch.ones(8, 30))),
+        r"1 size differs \(blocks\.1\.mlp\.fc2\.lin_asym\.weight gives .*fc2\.odd\.weight \(8, 30\), not \(8, 32\)\)",
+    ),
+    "filters on their side": (
+        lambda: load_reference(convnext(stages__0__0__dwconv__sym_to_asym__weight=torch.ones(2, 1, 3, 7))),
+        r"can't become .*even_to_odd: stages\.0\.0\.dwconv\.sym_to_asym\.weight \(2, 1, 3, 7\)",
+    ),
+    "gap": (
+        lambda: load_reference({k.replace("blocks.1.", "blocks.5."): v for k, v in resmlp().items()}),
+        r"blocks must be numbered from 0 without gaps, got \[0, 5\]",
+    ),
+    "ordinary before equivariant": (
+        lambda: load_reference(changed(vit(), blocks__1__attn__qkv__weight=ONE), handoff="abs", **TWO),
+        r"ordinary blocks stand behind the equivariant ones, got ordinary blocks \[1\]",
+    ),
+    "ordinary vit": (
+        lambda: load_reference(timm.create_model("test_vit").state_dict()),
+        r"no equivariant network of the reference code but an ordinary one.*group='trivial'; its keys are",
+    ),
+    "other network": (
+        lambda: load_reference({"conv1.weight": ONE, "bn1.weight": ONE}),
+        r"no equivariant network of the reference code; its keys are bn1\.weight, conv1\.weight",
+    ),
+    "ours": (lambda: load_reference(VisionTransformer(**VIT).state_dict()), r"weights of this library already"),
+    "no heads": (lambda: load_reference(vit()), r"width of 16 \(known are 384: 6, .*\): say num_heads="),
+    "no handoff": (
+        lambda: load_reference(vit(handoffs={2: "abs"}), **TWO),
+        r"begin at 2: say handoff='hybrid' or 'abs'",
+    ),
+    "no size": (
+        lambda: load_reference(vit(img_size=(16, 48)), **TWO),
+        r"12 tokens of 8 x 8 pixels, not on a square grid: say img_size=",
+    ),
+    "size transposed": (
+        lambda: load_reference(vit(img_size=(16, 48)), img_size=(48, 16), **TWO),
+        r"12 tokens .* order that img_size=\(48, 16\) doesn't give",
+    ),
+    "size of no image": (lambda: load_reference(convnext(), img_size=36), r"multiples of \(8, 8\), got \(36, 36\)"),
+    "wrong handoff": (lambda: load_reference(vit(), handoff="invariant", **TWO), r"'hybrid' or 'abs', got 'invariant'"),
+    "useless handoff": (lambda: load_reference(vit(), handoff="abs", **TWO), r"there is no handoff, got 'abs'"),
+    "handoff of a resmlp": (lambda: load_reference(resmlp(), handoff="abs"), r"and this is a ResMlp"),
+    "heads that don't divide": (lambda: load_reference(vit(), num_heads=3), r"3 heads do not divide"),
+    "odd class token": (
+        lambda: load_reference(changed(vit(), cls_token__1=torch.full((1, 1, 8), 1e-9)), **TWO),
+        r"cls_token\.1 must be zero",
+    ),
+    "middle of an antisymmetric filter": (
+        lambda: load_reference(convnext(stages__1__0__dwconv__asym_to_sym__zero_center=torch.ones(4, 1, 7, 1))),
+        r"stages\.1\.0\.dwconv\.asym_to_sym\.zero_center must be zero",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(UsageError, match=message):
+        call()

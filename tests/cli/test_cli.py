@@ -1,0 +1,304 @@
+"""What all commands have in common. A new one is tested the moment it is registered.
+
+Whoever adds a command says by an example how it is called, and gives it --quiet and --json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from support.measurements import ordinary
+from support.training_runs import FAMILIES, TINY, command, image_folder, recipe_file
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import flopping.training.recipe
+from flopping.cost.records import append
+from flopping.errors import UsageError
+from flopping.training.distributed import SharedUsageError
+from flopping.training.trainer import Trainer
+from flopping_cli import app
+
+WITHOUT_JSON = {"demo": "a story for people; `eval --json` and `count --json` give its numbers"}
+"""Commands that have no --json, and why."""
+HEAVY = ("torch", "timm", "matplotlib", "numpy", "PIL", "flopping", "onnx", "onnxruntime", "ruamel")
+"""What takes long to import, and what imports it; pydantic is imported by typer itself, for the help of a command."""
+ESCAPE = "\x1b"
+HELP = f"""
+import io, json, sys
+from contextlib import redirect_stdout
+from flopping_cli import app
+
+found = {{}}
+for name in json.loads(sys.argv[1]):
+    out = io.StringIO()
+    try:
+        with redirect_stdout(out):
+            app([*name.split(), "--help"], prog_name="flopping")
+    except SystemExit as end:
+        found[name] = end.code, out.getvalue(), [heavy for heavy in {HEAVY} if heavy in sys.modules]
+print(json.dumps(found))
+"""
+
+
+def every_command(group: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Commands by what is typed after `flopping`, those of groups too."""
+    found: dict[str, Any] = {}
+    for name, one in group.commands.items():
+        inner = (*path, name)
+        found |= every_command(one, inner) if hasattr(one, "commands") else {" ".join(inner): one}
+    return found
+
+
+COMMANDS = every_command(get_command(app))
+GROUPS = sorted({name.rpartition(" ")[0] for name in COMMANDS})
+"""Of commands; the first one is `flopping` itself."""
+commands = pytest.mark.parametrize("name", COMMANDS)
+
+
+def examples(name: str) -> list[list[str]]:
+    """The words of the examples that end a command's help."""
+    text = re.search(r"\n *Examples?: (.*)\Z", COMMANDS[name].help, re.DOTALL)
+    assert text is not None, f"the help of {name!r} ends without an example"
+    return [shlex.split(example) for example in text[1].split(";")]
+
+
+def options(name: str) -> set[str]:
+    return {option for parameter in COMMANDS[name].params for option in parameter.opts}
+
+
+def parse(name: str, words: list[str]) -> dict[str, Any]:
+    """What a command would get; a file that it looks for is made, empty, in the working directory."""
+    try:
+        found: dict[str, Any] = COMMANDS[name].make_context(name, list(words)).params
+        return found
+    except Exception as error:
+        missing = re.search("'([^']+)' does not exist", str(error))
+        if missing is None or Path(missing[1]).exists():
+            raise
+    Path(missing[1]).touch()
+    return parse(name, words)
+
+
+def run(*words: str, **environment: str) -> tuple[int, str, str]:
+    """A command in this process, none of whose streams is a terminal."""
+    found = CliRunner().invoke(app, list(words), env={"COLUMNS": "300", **environment})
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found.exit_code, found.stdout, found.stderr
+
+
+@cache
+def helped() -> dict[str, tuple[int, str, list[str]]]:
+    """The help of all commands, from one process whose output is a pipe, and the heavy modules it had imported."""
+    script = [sys.executable, "-c", HELP, json.dumps([*COMMANDS, *GROUPS])]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert not done.stderr
+    return {name: tuple(found) for name, found in json.loads(done.stdout).items()}
+
+
+def test_there_are_commands() -> None:
+    """What the other tests go through is not empty."""
+    assert {"train", "eval", "bench networks", "convert reference", *WITHOUT_JSON} <= COMMANDS.keys()
+    assert GROUPS == ["", "bench", "convert"]
+
+
+@commands
+def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is a call of the command itself; all of them are understood by its parser."""
+    monkeypatch.chdir(tmp_path)
+    first, *_ = found = examples(name)
+    assert " ".join(first).startswith(f"flopping {name.removesuffix(' networks')}"), first
+    for words in found:
+        del words[: words.index("flopping") + 1]  # torchrun may stand before it
+        if words[0] == "bench" and " ".join(words[:2]) not in COMMANDS:
+            words.insert(1, "networks")
+        called = next(other for other in COMMANDS if words[: len(other.split())] == other.split())
+        parse(called, words[len(called.split()) :])
+
+
+def test_bench_measures_networks_unless_told_otherwise() -> None:
+    for words in (["bench", "E(ViT-Q)"], ["bench", "networks", "E(ViT-Q)"], ["bench", "--quiet", "E(ViT-Q)"]):
+        code, _, err = run(*words)
+        assert code == 2
+        assert "E(ViT-Q)" in err
+
+
+@commands
+def test_options_that_all_commands_have(name: str) -> None:
+    assert {"--quiet", "-q"} <= options(name)
+    assert ("--json" in options(name)) != (name in WITHOUT_JSON)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *GROUPS])
+def test_help(name: str) -> None:
+    """It comes without heavy imports, and without colours where nobody sees them."""
+    code, text, heavy = helped()[name]
+    assert code == 0
+    assert heavy == []
+    assert f"Usage: flopping {name}".strip() in text
+    assert ESCAPE not in text
+
+
+@commands
+def test_wrong_use(name: str) -> None:
+    """It is refused with exit code 2, on standard error."""
+    wrong = [["--no-such-option"]]
+    if any(parameter.required for parameter in COMMANDS[name].params):
+        wrong.append([])
+    for words in wrong:
+        code, out, err = run(*name.split(), *words)
+        assert (code, out) == (2, "")
+        assert re.search("no such option|missing", err, re.IGNORECASE)
+        assert f"{name} --help" in err
+        assert ESCAPE not in err
+
+
+def test_version() -> None:
+    assert run("--version") == (0, f"flopping {flopping.__version__}\n", "")
+
+
+def test_unknown_command() -> None:
+    code, out, err = run("trian")
+    assert (code, out) == (2, "")
+    assert "trian" in err
+
+
+# -- what some of them give
+
+
+RESULTS = {
+    "count": ["deit3_flop_test_patch16_64"],
+    "models": ["resmlp_flop_test*"],
+    "recipes": [],
+    "verify": ["Linear"],
+}
+"""Commands that are done in a moment."""
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results(name: str) -> None:
+    """On standard output, the same with --quiet, and as lines of JSON with --json; nothing is coloured."""
+    code, out, err = run(name, *RESULTS[name])
+    assert (code, err.strip()) == (0, "")
+    assert len(out.splitlines()) > 3
+    assert ESCAPE not in out
+    assert run(name, *RESULTS[name], "--quiet") == (code, out, "")
+    code, out, err = run(name, *RESULTS[name], "--json", "-q")
+    assert (code, err) == (0, "")
+    assert all(isinstance(json.loads(line), dict) for line in out.splitlines())
+
+
+def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
+    """Training and testing say nothing on the way, but what a user should know is said."""
+    data, folder = image_folder(tmp_path / "data", train=4, test=2), tmp_path / "run"
+    bad = data / "val" / "class-0" / "001.png"
+    bad.write_bytes(b"")
+    model, fields = FAMILIES["ViT"]
+    kind = {"optimizer": "adamw", "lr": 1e-3, "model_args": fields["model_args"]}
+    recipe = recipe_file(tmp_path / "a.yaml", "ViT", epochs=1, batch_size=12, **kind)
+    words = [word for word in command(recipe, data, folder, model, "--workers", "0") if word != "--json"]
+    code, out, err = run(*words, "-q")
+    assert code == 0, err
+    assert re.fullmatch(
+        rf"{model} \({folder}\) on 5 test images:\n  top-1 [\d.]+ %, top-5 100.00 %\n"
+        r"  mirrored: top-1 [\d.]+ %; 0 images get another class\n",
+        out,
+    )
+    warning = f"1 test image could not be read, left out: {bad}. Put good images there"
+    assert err == f"{warning} before the next run.\n"
+    code, out, err = run(*words, "--resume")
+    assert "The run is already complete" in err
+    tested = ["eval", str(folder), "--data", str(data), "--workers", "0", "--device", "cpu", "-q"]
+    assert run(*tested) == (
+        1,
+        out.replace(str(folder), str(folder / "checkpoints" / "step-00000001")),
+        f"1 image could not be read and was left out: {bad}. Replace it\n",
+    )
+    code, out, _ = run(*tested, "--json")
+    assert json.loads(out)["images"] == 5
+
+
+# -- what is not installed
+
+HUB = ("--data", "hfds/someone/photos", "-o", "OUT", "--no-compile", "--device", "cpu")
+EXTRAS = [
+    ("plot", "matplotlib", ["report", "RECORDS", "-o", "OUT"]),
+    ("plot", "matplotlib", ["experiment", "cifar10", "--data", "data", "-o", "OUT", "--report", "a.md"]),
+    ("data", "datasets", ["train", "fashion_vit", *HUB]),
+    ("data", "webdataset", ["train", "fashion_vit", *HUB[2:], "--data", "wds/photos"]),
+]
+"""Extras, a module that each brings, and commands that can't do without it."""
+
+
+@pytest.mark.parametrize(("extra", "module", "words"), EXTRAS, ids=lambda value: str(value)[:20])
+def test_an_extra_that_is_missing(extra: str, module: str, words: list[str], tmp_path: Path) -> None:
+    """The refusal says what brings it, before anything is done."""
+    places = {"OUT": tmp_path / "out", "RECORDS": tmp_path / "records.jsonl"}
+    append(places["RECORDS"], [ordinary()])
+    with patch.dict(sys.modules, {module: None}):
+        code, out, err = run(*(str(places.get(word, word)) for word in words))
+    assert (code, out) == (2, "")
+    assert f"pip install 'flopping[{extra}]'" in err
+    assert not places["OUT"].exists()
+
+
+# -- usage errors, and bugs
+
+
+@pytest.mark.parametrize("kind", [ValueError, PermissionError])
+def test_a_bug_keeps_its_traceback(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise kind("a bug")
+
+    monkeypatch.setattr(flopping.training.recipe, "load", broken)
+    found = CliRunner().invoke(app, ["recipes", "deit3_base"])
+    assert type(found.exception) is kind
+    assert "Invalid value" not in found.output
+
+
+def test_a_usage_error_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise UsageError(f"no {name}")
+
+    monkeypatch.setattr(flopping.training.recipe, "load", refuse)
+    found = CliRunner().invoke(app, ["recipes", "deit3_base"])
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "no deit3_base" in found.stderr
+    assert "recipes --help" in found.stderr
+
+
+def test_what_all_ranks_refuse_is_shown_by_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise SharedUsageError("no such recipe")
+
+    monkeypatch.setattr(flopping.training.recipe, "load", refuse)
+    monkeypatch.setattr("flopping_cli.common.RANK0_SECONDS", 0.0)
+    first, second = (run("recipes", "deit3_base", RANK=rank) for rank in "01")
+    assert (first[0], second) == (2, (2, "", ""))
+    assert "no such recipe" in first[2]
+
+
+def test_a_bug_in_training_names_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = Trainer.save
+
+    def save_and_break(trainer: Trainer, *arguments: Any) -> Path:
+        save(trainer, *arguments)
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Trainer, "save", save_and_break)
+    data, run = image_folder(tmp_path / "data", train=4, test=1, classes=2), tmp_path / "run"
+    options = ["--data", str(data), "-o", str(run), "--device", "cpu", "--workers", "0", "--no-compile", "-q"]
+    changes = [*TINY, "epochs=1", "warmup_epochs=0"]
+    found = CliRunner().invoke(app, ["train", "fashion_vit", *changes, *options], env={"COLUMNS": "300"})
+    assert type(found.exception) is ValueError
+    assert f"The last good checkpoint is '{run}/checkpoints/step-00000002'" in found.stderr

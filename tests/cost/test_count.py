@@ -1,0 +1,241 @@
+"""The counter: the paper's numbers, layers, batches, what it leaves alone, and what it refuses."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from support.counting import Call
+from timm.models.convnext import ConvNeXtBlock
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flopping import Layout, flop, trivial
+from flopping import nn as fnn
+from flopping.cost.count import Count, count
+from flopping.cost.meta import build_on_meta
+
+
+class WrittenNorm(nn.Module):
+    """Layer norm as the paper's ConvNeXt has it, one operation at a time; it counts 11 and not 5 per number."""
+
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return self.weight * (x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)) + self.bias
+
+
+def resmlp() -> nn.Module:
+    return MlpMixer(num_blocks=24, embed_dim=768, mlp_ratio=4, block_layer=ResBlock, norm_layer=Affine)
+
+
+def convnext(norm: Any = WrittenNorm) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 768, 16, 16),
+        *(ConvNeXtBlock(768, ls_init_value=None, norm_layer=norm) for _ in range(18)),
+        Call(lambda x: x.mean((-2, -1))),
+        nn.LayerNorm(768),
+        nn.Linear(768, 1000),
+    )
+
+
+# The zoo is counted in tests/models/test_zoo.py; these are written without it.
+BASELINES: dict[str, tuple[Callable[[], nn.Module], float]] = {
+    "ViT-B": (lambda: timm.create_model("deit3_base_patch16_224"), 17.678),
+    "ResMLP-B24": (resmlp, 23.166),
+    "ConvNeXt-B": (convnext, 17.016),
+    "ConvNeXt-B with torch's norm": (lambda: convnext(nn.LayerNorm), 16.999),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_numbers_of_the_paper(name: str) -> None:
+    make, giga = BASELINES[name]
+    assert round(count(make).flops / 1e9, 3) == giga
+
+
+def test_flop_halves_the_matrices() -> None:
+    """But not attention itself, which sees even and odd together."""
+    tokens, width = 49, 64
+    attention = 2 * tokens * tokens * width
+    dense = count(fnn.TransformerBlock(Layout.regular(trivial, width), 4), ((tokens, width),))
+    halved = count(fnn.TransformerBlock(Layout.regular(flop, width), 4), ((tokens, width // 2),) * 2)
+    assert dense.macs == tokens * width * width * 12 + attention
+    assert halved.macs == tokens * width * width * 12 / 2 + attention
+
+
+def test_operation_without_a_rule_is_named_with_its_layer() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Call(torch.lgamma)), Call(torch.digamma))
+    with pytest.raises(
+        ValueError, match=r"cost of digamma in layer '2' \(Call\), lgamma in layer '1.0' \(Call\): pass"
+    ):
+        count(model, (4,))
+    with pytest.raises(ValueError, match=r"cost of lgamma in the network itself \(Call\)"):
+        count(Call(torch.lgamma), (4,))
+    assert count(model, (4,), costs={"lgamma": 10, "digamma": 20}).flops == 16 + 120
+
+
+def test_gradient_without_a_rule_is_named_with_its_layer() -> None:
+    """The layer that has it, and not the one that was last or that autograd came from."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Call(F.softplus)), nn.Linear(4, 4))
+    costs = {"softplus": 9}
+    with pytest.raises(ValueError, match=r"cost of softplus_backward in layer '1.0' \(Call\): pass"):
+        count(model, (4,), costs=costs, training=True)
+    plain = count(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (4,), training=True)
+    step = count(model, (4,), costs=costs | {"softplus_backward": 5}, training=True)
+    assert step.flops == plain.flops + (9 + 5) * 4
+
+
+def test_custom_operation_is_named_with_its_namespace() -> None:
+    @torch.library.custom_op("flopping_test::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @twice.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    with pytest.raises(ValueError, match="cost of flopping_test::twice in"):
+        count(lambda: Call(twice), (4,))
+    assert count(lambda: Call(twice), (4,), costs={"flopping_test::twice": 1}).flops == 4
+
+
+def test_model_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
+    before = copy.deepcopy(model.state_dict())
+    assert "2" not in count(model, (3, 8, 8)).layers  # no dropout: the copy is in eval mode
+    assert all(layer.training and not layer._forward_hooks and not layer._forward_pre_hooks for layer in model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_numbers_are_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that fills the memory can still be counted."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("copied")
+
+    monkeypatch.setattr(Tensor, "clone", refuse)
+    monkeypatch.setattr(Tensor, "__deepcopy__", refuse)
+    monkeypatch.setattr(nn.Parameter, "__deepcopy__", refuse)
+    assert count(model, (4,)).macs == 16
+
+
+def test_a_function_builds_without_memory() -> None:
+    devices = []
+
+    def make() -> nn.Module:
+        layer = nn.Linear(1 << 20, 1 << 20)  # 4 TB
+        devices.append(layer.weight.device.type)
+        return layer
+
+    assert count(make, (1 << 20,)).macs == 1 << 40
+    assert devices == ["meta"]
+
+
+def test_building_starts_no_weights() -> None:
+    """Names, shapes and types are those of a network built as usual; no number is drawn or written."""
+    plain = timm.create_model("test_vit", num_classes=5)
+    built = build_on_meta(lambda: timm.create_model("test_vit", num_classes=5))
+    assert all(value.is_meta for value in built.state_dict().values())
+    kinds = [{k: (v.shape, v.dtype, v.stride()) for k, v in m.state_dict().items()} for m in (plain, built)]
+    assert kinds[0] == kinds[1]
+
+
+def test_building_leaves_out_only_how_weights_start() -> None:
+    """Filling costs no time; numbers on the CPU, and shapes, are as the constructor makes them."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rates = torch.zeros(2, device="cpu").add_(3).tolist()
+            self.weight = nn.Parameter(torch.empty(4, 5).normal_().mul_(0.02))
+            self.layer = nn.Linear(4, 5)
+            self.register_buffer("grid", torch.ones(2).unsqueeze_(0))
+
+    with Watch():
+        net = build_on_meta(Net)
+    assert net.rates == [3, 3]
+    assert (net.weight.shape, net.get_buffer("grid").shape) == ((4, 5), (1, 2))
+    assert "aten::unsqueeze_" in seen
+    assert not {"aten::uniform_", "aten::normal_", "aten::mul_"} & set(seen)
+
+
+def test_operations_are_worked_out_once() -> None:
+    """Blocks of the same shape cost no more time; another shape or another type of number is another operation."""
+    calls = []
+
+    @torch.library.custom_op("flopping_test::seen", mutates_args=())
+    def seen(x: Tensor, scale: float) -> Tensor:
+        return x.clone()
+
+    @seen.register_fake
+    def _(x: Tensor, scale: float) -> Tensor:
+        calls.append((x.shape, x.stride(), x.dtype, scale))
+        return torch.empty_like(x)
+
+    def run(x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = seen(x, 1.0)
+        for y in (x.mT, x.half(), x[..., :3], x):
+            seen(y, 1.0)
+        return seen(x, 2.0)
+
+    assert count(lambda: Call(run), (6, 6), costs={"flopping_test::seen": 1}).flops == 9 * 36 + 18
+    assert len(calls) == len(set(calls)) == 5
+
+
+def test_in_place_operations_that_change_the_shape_are_followed() -> None:
+    shapes = []
+
+    def run(x: Tensor) -> None:
+        for _ in range(3):
+            shapes.append((x + 1).unsqueeze_(0).shape)
+
+    assert count(Call(run), (6,)).flops == 18
+    assert shapes == [(1, 1, 6)] * 3
+
+
+def test_per_sample_of_the_batch() -> None:
+    model = timm.create_model("test_vit", num_classes=5)
+    assert count(model, (3, 160, 160), batch=1) == count(model, (3, 160, 160), batch=64)
+
+
+def test_work_on_weights_is_shared_by_the_batch() -> None:
+    model = Call(lambda x: x + torch.ones(3, 8).exp().sum(-1))  # 4 * 24 + 24 for all samples together
+    assert [count(model, (3,), batch=b).flops for b in (1, 4)] == [3 + 120, 3 + 30]
+
+
+def test_layers() -> None:
+    model = timm.create_model("test_vit", num_classes=5)
+    total = count(model, (3, 160, 160))
+    layers = total.layers
+    assert layers["patch_embed.proj"] == Count(100 * 64 * 3 * 16 * 16, 100 * 64 * 3 * 16 * 16)
+    inner = [path for path in layers if path.startswith("blocks.0.") and path.count(".") == 2]
+    adds = 2 * 101 * 64  # the residual sums belong to the block itself
+    assert layers["blocks.0"].flops == sum(layers[path].flops for path in inner) + adds
+    assert layers["blocks"].macs == sum(layers[f"blocks.{i}"].macs for i in range(len(model.blocks)))
+    assert layers["head"] == Count(64 * 5, 64 * 5)
+    top = sum(layer.flops for path, layer in layers.items() if "." not in path)
+    assert total.flops == top + 101 * 64  # and the position embedding
+
+
+@pytest.mark.parametrize("size", [(3, "4"), ((3, 4), 5), ((3,), (4.0,)), (3, -1)])
+def test_impossible_arguments_are_refused(size: Any) -> None:
+    with pytest.raises(ValueError, match="input_size"):
+        count(nn.Identity(), size)
+    with pytest.raises(ValueError, match="batch is at least 1, got 0"):
+        count(nn.Identity(), (3,), batch=0)

@@ -1,0 +1,150 @@
+"""Records survive their file, and what isn't a record is refused with its line."""
+
+import json
+import re
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.measurements import MACHINE, RECORD, equivariant, ordinary
+
+from flopping.cost.records import FORMAT, MODES, TASKS, Memory, Record, Setting, append, latest, read, to_line
+from flopping.errors import UsageError
+
+LINE = to_line(RECORD)
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+MAYBE = st.none() | TEXT
+RECORDS = st.builds(
+    replace,
+    st.just(RECORD),
+    model=TEXT,
+    paper=MAYBE,
+    setting=st.builds(Setting, st.sampled_from(MODES), st.sampled_from(TASKS), TEXT, batch=st.integers(1, 512)),
+    input_size=st.lists(st.integers(1, 1024), max_size=4).map(tuple),
+    params=st.integers(0, 10**12),
+    flops=st.none() | st.floats(0, 1e15),
+    seconds=st.lists(st.floats(1e-9, 1e6), max_size=5).map(tuple),
+    memory=st.none() | st.builds(Memory, st.integers(0, 10**12), st.none() | st.integers(0, 10**12)),
+    problem=MAYBE,
+    machine=st.builds(replace, st.just(MACHINE), gpu=MAYBE, versions=st.dictionaries(TEXT, TEXT)),
+)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=3))
+def test_records_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, records: list[Record]) -> None:
+    path = tmp_path_factory.mktemp("records") / "a.jsonl"
+    append(path, records[:1])
+    append(path, records[1:])
+    assert read(path) == records
+    assert path.read_text().count("\n") == len(records)
+    path.write_bytes(path.read_bytes().rstrip(b"\n").replace(b"\n", b"\r\n\n"))
+    append(path, records[:1])
+    assert read(path) == [*records, records[0]]
+
+
+def changed(key: str, value: object) -> str:
+    """The line of a record with another value at `a` or `a.b`."""
+    found = json.loads(LINE)
+    *outer, name = key.split(".")
+    (found[outer[0]] if outer else found)[name] = value
+    return json.dumps(found)
+
+
+BAD = {
+    "no JSON": ("once upon a time", "no JSON"),
+    "another version": (changed("format", "flopping-bench-9"), f"this is {FORMAT}, got 'flopping-bench-9'"),
+    "a missing key": (LINE.replace('"params"', '"params2"'), "params: "),
+    "a setting without a batch": (LINE.replace('"batch": 8, ', ""), "setting lacks ['batch']"),
+    "an unknown key": (changed("colour", "red"), "colour: "),
+    "a float that overflows": (changed("flops", 1.5).replace("1.5", "1e999"), "flops: "),
+    "text for a number": (changed("params", "many"), "params: Input should be a valid integer, got 'many'"),
+    "a part of a setting": (changed("setting.batch", 1.5), "setting.batch: "),
+    "another mode": (changed("setting.mode", "quick"), "setting.mode: "),
+    "no time": (changed("seconds", [0.0]), "seconds.0: "),
+    "nested without end": ("[" * 100_000, "no JSON"),
+    "cut off": (LINE[:300], "(the file ends within this line; without the line, the others can be read)"),
+}
+
+
+@pytest.mark.parametrize(("line", "words"), BAD.values(), ids=BAD)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{LINE}\n\n{line}")
+    with pytest.raises(UsageError, match=re.escape(words)) as refused:
+        read(path)
+    assert str(refused.value).startswith(f"{path}, line 3: ")
+    assert len(str(refused.value)) < len(str(path)) + 350
+
+
+def test_only_a_record_of_ours_that_ends_the_file_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for text in (f"{LINE[:300]}\n", '{"model"'):
+        path.write_text(text)
+        with pytest.raises(UsageError) as refused:
+            read(path)
+        assert "ends within" not in str(refused.value)
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "binary": (lambda path: path.write_bytes(b"\x89PNG\r\n\xff\xfe"), "isn't a text file"),
+    "empty": (lambda path: path.touch(), "has no records"),
+    "a directory": (lambda path: path.mkdir(), "Is a directory"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), FILES.values(), ids=FILES)
+def test_a_bad_file_is_named(tmp_path: Path, make: Callable[[Path], object], words: str) -> None:
+    path = tmp_path / "a.jsonl"
+    make(path)
+    with pytest.raises(UsageError, match=words) as refused:
+        read(path)
+    assert str(path) in str(refused.value)
+
+
+def test_our_results_are_read() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    assert all(read(path) for path in folder.glob("*.jsonl"))
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    """A record without a line; and a limit on the size of files, which stops a write midway, as a full disk does."""
+    path = tmp_path / "a.jsonl"
+    append(path, [RECORD])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        append(path, [RECORD, ordinary(noise=float("nan"))])
+    assert path.read_bytes() == before
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, old[1]))
+    try:
+        with pytest.raises(OSError, match="only 10 of"):
+            append(path, [RECORD])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before
+
+
+def test_the_latest_is_the_last_complete_one() -> None:
+    first, second = ordinary(run="1"), ordinary(run="2")
+    cut_short = ordinary(run="3", seconds=(0.4,), problem="interrupted")
+    failed = ordinary(run="4", seconds=(), problem="out of memory")
+    again = ordinary(machine=replace(MACHINE, load=3.0, versions={"torch": "3.0"}))
+    assert latest([first, second]) == [second]
+    assert latest([first, cut_short, failed]) == [first]
+    assert latest([failed, cut_short]) == latest([cut_short, failed]) == [cut_short]
+    assert latest([failed, replace(failed, run="5")]) == [replace(failed, run="5")]
+    assert latest([RECORD, again]) == [again]  # on another day
+    others = [
+        equivariant(),
+        ordinary(setting=replace(RECORD.setting, dtype="bfloat16")),
+        ordinary(input_size=(3, 384, 384)),
+        ordinary(machine=replace(MACHINE, gpu="A100")),
+    ]
+    assert latest([RECORD, *others]) == [RECORD, *others]

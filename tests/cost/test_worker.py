@@ -1,0 +1,65 @@
+"""One run of a network: modes, precisions, training, memory."""
+
+import pytest
+import torch
+from support import networks_to_measure
+from support.networks_to_measure import Net
+
+from flopping.cost.records import Setting
+from flopping.cost.worker import Run, describe, is_out_of_memory, peak_memory
+
+X = torch.randn(2, 3, 8, 8)
+
+
+def test_networks_that_cannot_be_counted_are_described() -> None:
+    """One has an operation without a rule; the other looks at numbers, which the meta device has not."""
+    for name, words in {"Unknown": "special_bessel_j0", "Looking": ""}.items():
+        found = describe(f"{networks_to_measure.__file__}:{name}", training=False)
+        assert (found["params"], found["input_size"]) == (192 * 4 + 4, (3, 8, 8))
+        assert words in (found["problem"] or "")
+
+
+def test_training_updates_the_weights() -> None:
+    model = Net()
+    before = model.head.weight.clone()
+    run = Run(model, X, Setting("eager", "training", batch=2))
+    run()
+    assert not torch.equal(model.head.weight, before)
+    assert model.head.weight.grad is None
+    assert model.training
+    found = peak_memory(run)
+    assert found is not None
+    assert found.peak >= 3 * 4 * (192 * 4 + 4)  # with the optimiser's state
+
+
+def test_out_of_memory_is_recognised() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+@pytest.mark.parametrize("mode", ["compiled-frozen", pytest.param("compiled", marks=pytest.mark.long)])
+def test_frozen_weights_are_constants(mode: str) -> None:
+    """Frozen code does not notice that a weight changes."""
+    model = Net()
+    run = Run(model, X, Setting(mode, batch=2))
+    run()
+    with torch.no_grad():
+        before = run.compiled(run.x).clone()
+        model.head.weight.zero_()
+        after = run.compiled(run.x)
+    assert torch.equal(before, after) == (mode == "compiled-frozen")
+    if mode == "compiled-frozen":
+        assert peak_memory(run) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_inference_has_no_gradients_and_runs_in_its_precision(dtype: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Identity()).train()
+    seen = []
+    model.register_forward_hook(
+        lambda *_: seen.append((torch.is_grad_enabled(), model.training, torch.is_autocast_enabled("cpu")))
+    )
+    Run(model, X, Setting("eager", dtype=dtype, batch=2))()
+    assert seen == [(False, False, dtype == "bfloat16")]
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16

@@ -1,0 +1,63 @@
+"""Policies of augmentation run at every strength that they come to; thin images take little memory."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from timm.data import auto_augment
+
+from flopping.data.augment import (
+    Augmentation,
+    Normalisation,
+    create_eval_transform,
+    create_training_transform,
+    posterize,
+)
+
+PLAIN = Augmentation(16, crop_scale=0.08, flip=0.5, color_jitter=None, policy=None, interpolation="bicubic", erase=0.25)
+
+
+@pytest.mark.parametrize("policy", ["rand-m10-n15", "rand-m10-n15-inc1", "v0", "3a"])
+def test_every_operation_at_full_strength(policy: str) -> None:
+    transform = create_training_transform(replace(PLAIN, policy=policy), Normalisation((0.5,) * 3, (0.5,) * 3))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8))
+    random.seed(0)
+    for _ in range(40):
+        assert transform(image).shape == (3, 16, 16)  # type: ignore[union-attr]
+
+
+def test_posterize_is_that_of_timm_where_it_keeps_any_bit() -> None:
+    image = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
+    for bits in range(1, 9):
+        assert posterize(image, bits).tobytes() == auto_augment.posterize(image, bits).tobytes()
+    assert posterize(image, 0).tobytes() == bytes(256)
+
+
+@pytest.mark.parametrize("mode", ["center", "border", "squash"])
+@pytest.mark.parametrize("size", [(1, 2000), (2000, 1), (3, 900), (1, 1)])
+def test_thin_images_take_little_memory(size: tuple[int, int], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middle is cropped before the short edge is resized."""
+    made: list[int] = []
+    resize = Image.Image.resize
+
+    def watched(image: Image.Image, wanted: tuple[int, int], *args: object, **more: object) -> Image.Image:
+        made.append(wanted[0] * wanted[1])
+        return resize(image, wanted, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    transformed = create_eval_transform((224, 224), 0.9, "bicubic", mode)(Image.new("RGB", size))
+    assert isinstance(transformed, Image.Image)
+    assert transformed.size == (224, 224)
+    assert made
+    assert max(made) < 5_000_000
+
+
+def test_the_crop_of_a_thin_image_shows_the_same_middle() -> None:
+    tall = Image.linear_gradient("L").resize((4, 512))
+    long = Image.new("L", (4, 4096), 77)
+    long.paste(tall, (0, (4096 - 512) // 2))
+    short = long.crop((0, 2048 - 100, 4, 2048 + 100))
+    transform = create_eval_transform((16, 16), 1.0, "bicubic")
+    assert transform(long).tobytes() == transform(short).tobytes()  # type: ignore[union-attr]

@@ -1,0 +1,226 @@
+"""Functions on a grid: the fold into irreps, and functions of one irrep given by their free values."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.finite_groups import case_of, eye, near, random
+from torch import Tensor
+
+from flopping import Group, flip, flipflop, flop, octic, rot90, rot180, trivial
+from flopping.functional.grid import Fold, Grid, Symmetric, basis_of, check_square, symmetric_functions
+from flopping.groups import GRID_NAMES, grid_groups
+
+GROUPS = list(grid_groups().values())
+SIGN_GROUPS = [trivial, flop, flip, rot180, flipflop]
+each_group = pytest.mark.parametrize("group", GROUPS, ids=str)
+each_sign_group = pytest.mark.parametrize("group", SIGN_GROUPS, ids=str)
+
+
+def grids(group: Group) -> list[Grid]:
+    """All sizes up to 5 x 5, squares only for a group that swaps rows and columns."""
+    sizes = itertools.product(range(1, 6), repeat=2)
+    return [(h, w) for h, w in sizes if h == w or not group.swaps_axes]
+
+
+def moved_places(group: Group, grid: Grid) -> Tensor:
+    """[g, p] -> g p: where an element takes each place, read row by row."""
+    index = torch.arange(grid[0] * grid[1]).view(grid)
+    sources = torch.stack([group.act(g, index).flatten() for g in range(group.order)])  # (g f)(p) = f(g^-1 p)
+    return sources.argsort(1)
+
+
+def occurrences(group: Group, grid: Grid) -> list[float]:
+    """mean_g chi(g) fix(g) for each irrep: its multiplicity times the dimension of what commutes with it."""
+    fixed = (moved_places(group, grid) == torch.arange(grid[0] * grid[1])).sum(1).double()
+    return [float(torch.einsum("gaa,g->", irrep.tensor, fixed)) / group.order for irrep in group.irreps]
+
+
+# --- the fold --------------------------------------------------------------------------------------
+
+
+@each_group
+def test_the_basis_is_orthonormal_and_its_sizes_follow_from_fixed_points(group: Group) -> None:
+    for grid in grids(group):
+        bases = basis_of(group, grid)
+        assert [len(basis) for basis in bases] == [irrep.dim for irrep in group.irreps]
+        whole = torch.cat([basis.flatten(0, 1) for basis in bases])
+        near(whole @ whole.T, eye(grid[0] * grid[1]))
+        expected = [n / irrep.type.degree for n, irrep in zip(occurrences(group, grid), group.irreps, strict=True)]
+        layout = Fold(group, grid, dim=-2).layout
+        assert list(layout.multiplicities) == expected
+        assert layout.dim == grid[0] * grid[1]
+
+
+@each_group
+def test_folding_is_the_product_with_the_basis_and_commutes_with_the_group(group: Group) -> None:
+    for grid in grids(group):
+        fold, x = Fold(group, grid, dim=-2), random(3, *grid)
+        folded = [torch.stack(components) for components in fold(x)]
+        for components, basis in zip(folded, basis_of(group, grid), strict=True):
+            near(components, torch.einsum("dnp,bp->dbn", basis, x.flatten(1)))
+        for g in range(group.order):
+            moved = fold(group.act(g, x))
+            for irrep, components, before in zip(group.irreps, moved, folded, strict=True):
+                near(torch.stack(components), torch.einsum("ab,b...->a...", irrep.tensor[g], before))
+
+
+@given(
+    group=st.sampled_from(GROUPS),
+    grid=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    before=st.lists(st.integers(0, 3), max_size=2),
+    after=st.lists(st.integers(0, 3), max_size=2),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_two_axes_may_stand_anywhere(group: Group, grid: Grid, before: list[int], after: list[int]) -> None:
+    grid = (grid[0], grid[0]) if group.swaps_axes else grid
+    x, dim = random(*before, *grid, *after), -2 - len(after)
+    last = x.flatten(dim, dim + 1).movedim(dim + 1, -1).unflatten(-1, grid)
+    for components, expected in zip(Fold(group, grid, dim)(x), Fold(group, grid, -2)(last), strict=True):
+        for component, wanted in zip(components, expected, strict=True):
+            near(component.movedim(dim + 1, -1), wanted)
+
+
+@each_sign_group
+@pytest.mark.parametrize("after", [(), (3,), (2, 3)], ids=str)
+def test_the_inverse_of_a_fold_of_mirrors(group: Group, after: tuple[int, ...]) -> None:
+    for grid in grids(group):
+        fold, x = Fold(group, grid, dim=-2 - len(after)), random(2, *grid, *after)
+        parts = [part for (part,) in fold(x)]
+        near(fold.inverse(parts), x)
+        others = [random(*part.shape, seed=i) for i, part in enumerate(parts)]
+        for part, (again,) in zip(others, fold(fold.inverse(others)), strict=True):
+            near(again, part)
+
+
+@each_group
+def test_a_fold_has_no_state_and_keeps_the_precision(group: Group) -> None:
+    fold = Fold(group, (3, 3), dim=-2)
+    assert not fold.state_dict()
+    for dtype in (torch.float32, torch.bfloat16):
+        assert {component.dtype for part in fold(torch.ones(3, 3, dtype=dtype)) for component in part} == {dtype}
+    assert repr(fold) == f"Fold({group}, grid=(3, 3), dim=-2)"
+
+
+@each_group
+def test_bases_built_inside_a_device_context_are_usable(group: Group) -> None:
+    basis_of.cache_clear()
+    symmetric_functions.cache_clear()
+    with torch.device("meta"):
+        constants = [*basis_of(group, (11, 11)), *(s.matrix for s in symmetric_of(group, (11, 11)))]
+    assert {constant.device.type for constant in constants} == {"cpu"}
+
+
+@pytest.mark.parametrize("group", [rot90, octic], ids=str)
+def test_constants_can_be_filled_in_after_a_start_without_memory(group: Group) -> None:
+    fold, x = Fold(group, (4, 4), dim=-2, device="meta").to_empty(device="cpu"), random(4, 4)
+    fold.order.zero_()
+    fold.init_non_persistent_buffers()
+    for components, expected in zip(fold(x), Fold(group, (4, 4), dim=-2)(x), strict=True):
+        assert torch.equal(torch.stack(components), torch.stack(expected))
+
+
+# --- functions of one irrep ------------------------------------------------------------------------
+
+
+def symmetric_of(group: Group, grid: Grid) -> list[Symmetric]:
+    return [Symmetric(group, grid, i) for i in range(len(group.irreps))]
+
+
+def build(symmetric: Symmetric, values: Tensor) -> Tensor:
+    """Functions `(places, d, m)`; mirror images are what the product with the matrix gives."""
+    by_matrix = symmetric.build(values, symmetric.matrix.to(values))
+    if symmetric.group.mirrors_only:
+        assert torch.equal(symmetric.build(values), by_matrix)
+        assert torch.equal(symmetric.build(values.T, dim=1), by_matrix.T)
+    elif symmetric.dim == 1:
+        assert torch.equal(symmetric.build(values.T, symmetric.matrix.to(values), dim=1), by_matrix.T)
+    dims = [symmetric.dim] if symmetric.dim > 1 else []
+    assert by_matrix.shape == (math.prod(symmetric.grid), *dims, values.shape[1])
+    return by_matrix.view(-1, symmetric.dim, values.shape[1])
+
+
+@each_group
+def test_functions_of_an_irrep(group: Group) -> None:
+    """They follow it, there are as many as there can be, and their free values are found again."""
+    for grid in grids(group):
+        places, found = moved_places(group, grid), symmetric_of(group, grid)
+        assert [s.free for s in found] == occurrences(group, grid)
+        for i, symmetric in enumerate(found):
+            if not symmetric.free:
+                continue
+            values = random(symmetric.free, 3, seed=i)
+            table = build(symmetric, values)
+            for g, rho in enumerate(group.irreps[i].tensor):
+                near(table[places[g]], rho @ table)
+            near(symmetric.fit(table), values)
+            each = build(symmetric, eye(symmetric.free))
+            assert int(torch.linalg.matrix_rank(each.flatten(0, 1))) == symmetric.free
+            size = each.norm(dim=1)
+            near(size, size.round())
+            assert bool((size.round().amax(0) == 1).all()), "a free value has its own size where it is seen"
+
+
+@each_group
+def test_fit_gives_the_nearest_function(group: Group) -> None:
+    """What is left over is orthogonal to all functions of the irrep."""
+    for symmetric in symmetric_of(group, (4, 4)):
+        table = random(16, symmetric.dim, 3, seed=9)
+        rest = table - build(symmetric, symmetric.fit(table))
+        near(symmetric.fit(rest), torch.zeros(symmetric.free, 3, dtype=torch.float64))
+
+
+def test_functions_on_odd_grids() -> None:
+    def values_of(symmetric: Symmetric, *values: float) -> list[float]:
+        table: list[float] = symmetric.build(torch.tensor(values)[:, None]).flatten().tolist()
+        return table
+
+    even, odd = symmetric_of(rot180, (3, 3))
+    assert values_of(even, 1, 2, 3, 4, 5) == [1, 2, 3, 4, 5, 4, 3, 2, 1]
+    assert values_of(odd, 1, 2, 3, 4) == [1, 2, 3, 4, 0, -4, -3, -2, -1]
+    even_even, odd_even, even_odd, odd_odd = symmetric_of(flipflop, (3, 3))
+    assert values_of(even_even, 1, 2, 3, 4) == [1, 2, 1, 3, 4, 3, 1, 2, 1]
+    assert values_of(odd_even, 1, 2) == [1, 0, -1, 2, 0, -2, 1, 0, -1]
+    assert values_of(even_odd, 1, 2) == [1, 2, 1, 0, 0, 0, -1, -2, -1]
+    assert values_of(odd_odd, 1) == [1, 0, -1, 0, 0, 0, -1, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_symmetric_grid_has_no_odd_part_at_all(dtype: torch.dtype) -> None:
+    half = torch.randn(50, 3, 4).to(dtype)
+    _, (odd,) = Fold(flop, (3, 8), dim=-2)(torch.cat([half, half.flip(-1)], -1))
+    assert not odd.any()
+
+
+@pytest.mark.parametrize("grid", [(2, 4), (3, 5), (4, 3), (1, 1)])
+@pytest.mark.parametrize("group", [group for group in GROUPS if group.mirrors_only], ids=str)
+def test_fold_without_scales(group: Group, grid: Grid) -> None:
+    """It is the root of the group's order times the orthonormal fold, and its inverse likewise."""
+    x = torch.randn(2, *grid, 3, dtype=torch.float64)
+    plain, bare = Fold(group, grid, dim=-3), Fold(group, grid, dim=-3, scaled=False)
+    for (a,), (b,) in zip(plain(x), bare(x), strict=True):
+        torch.testing.assert_close(a * group.order**0.5, b)
+    torch.testing.assert_close(bare.inverse([part for (part,) in bare(x)]), x * group.order)
+
+
+# --- errors ----------------------------------------------------------------------------------------
+
+S3 = Group.from_matrices("S3", case_of("S3").generators)
+REFUSED = {
+    "rectangle": (lambda: check_square(octic, (2, 3), "PosEmbed"), "^PosEmbed: .*square grid, got \\(2, 3\\)$"),
+    "last axis": (lambda: Fold(flop, (2, 3), -1), "-2 or less, got -1$"),
+    "fold without an action": (lambda: Fold(S3, (2, 2), dim=-2), rf"the pixel grid \({GRID_NAMES}\), got S3$"),
+    "inverse": (lambda: Fold(octic, (2, 2), dim=-2).inverse([]), "needs a group of mirrors, got octic$"),
+    "size": (lambda: Fold(flop, (1, 3), dim=-2)(torch.zeros(1, 5)), r"grid \(1, 3\) at axis -2, got shape \(1, 5\)"),
+    "values": (lambda: Symmetric(flop, (1, 3), 0).build(torch.zeros(3, 4)), r"\(2, m\), got shape \(3, 4\)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    call, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,313 @@
+"""A whole experiment on a tiny scale, stopped on its way; its report says what the runs' logs say. And refusals."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, stdev
+from threading import Thread
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from PIL import Image
+from support.forked_python import ForkedPython
+from typer.testing import CliRunner
+
+from flopping.errors import UsageError
+from flopping.lab.experiment import pace, runs
+from flopping.lab.experiment.plan import ARMS, load
+from flopping.lab.experiment.runs import Experiment
+from flopping.lab.experiment.summary import draw, minutes, rows_of
+from flopping.machine import usable_cores
+from flopping.training.job import Job
+from flopping.training.recipe import load as load_recipe
+from flopping.training.run_log import read_log
+from flopping_cli import app
+
+PLAN = "{title: Noise, about: Two kinds of it., pairs: [{recipe: tiny.yaml, seeds: 2}]}"
+RECIPE = """
+about: {source: a test, command: none, cost: seconds}
+family: ViT
+model: E(ViT-S)
+model_args: {embed_dim: 16, depth: 1, num_heads: 2, patch_size: 8, init_values: 0.1}
+img_size: 16
+epochs: 1
+batch_size: 4
+optimizer: adamw
+lr: 1.0e-3
+warmup_epochs: 0.25
+crop_scale: 0.8
+"""
+ORDER = ["tiny-x-0", "tiny-e-0", "tiny-e-time-0", "tiny-x-1", "tiny-e-1", "tiny-e-time-1"]
+STOPPED_IN = ORDER[1]
+STEPS = 40
+SHARE = f"OMP_NUM_THREADS={max(1, usable_cores() // 2)}"
+"""Of the cores, for each of two runs side by side."""
+
+
+def noisy_images(root: Path, train: int, test: int) -> Path:
+    """Two classes that are brighter at the top or at the bottom, under so much noise that networks err."""
+    numbers = np.random.default_rng(0)
+    slope = np.linspace(80, -80, 16)[:, None, None]
+    for split, each in (("train", train), ("val", test)):
+        for name, sign in (("top", 1), ("bottom", -1)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(each):
+                pixels = 128 + sign * slope + numbers.normal(0, 250, (16, 16, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
+    return root
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["experiment", *words], env={"COLUMNS": "300"})
+
+
+class Done:
+    """An experiment that was stopped in its second run, and then went on with two runs at a time to its end."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.runs, self.page = root, root / "runs", root / "docs" / "noise.md"
+        (root / "noise.yaml").write_text(PLAN)
+        (root / "tiny.yaml").write_text(RECIPE)
+        self.words = [str(root / "noise.yaml"), "--data", str(noisy_images(root / "data", 2 * STEPS, 25))]
+        self.words += ["-o", str(self.runs), "--report", str(self.page)]
+        self.words += ["--no-compile", "--workers", "0", "--device", "cpu"]
+        thread = Thread(target=self._interrupt)
+        thread.start()
+        self.stopped = run(*self.words)
+        thread.join()
+        self.words += ["--jobs", "2"]
+        self.finished = run(*self.words)
+        assert self.finished.exit_code == 0, self.finished.output
+        self.report = self.page.read_text(encoding="utf-8")
+
+    def _interrupt(self) -> None:
+        while not any(event["kind"] == "step" for event in read_log(self.runs / STOPPED_IN)):
+            sleep(0.01)
+        self.kept = (self.runs / STOPPED_IN / "log.jsonl").read_text().rpartition("\n")[0]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment(self.runs, load(str(self.root / "noise.yaml")), str(self.root / "data"), 1.0)
+
+    def last(self, name: str) -> dict[str, Any]:
+        """The final test of a run, as its log has it."""
+        return [event for event in read_log(self.runs / name) if event["kind"] == "epoch"][-1]
+
+    def table(self, head: str) -> list[list[str]]:
+        """The cells of a table, found by the beginning of its first line."""
+        lines = self.report[self.report.index(f"| {head}") :].split("\n\n")[0].splitlines()
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, forks: ForkedPython) -> Iterator[Done]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(forks.executable))
+        patch.setattr(pace, "ROUNDS", 4)
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        yield Done(tmp_path_factory.mktemp("experiment"))
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stopped_experiment_goes_on_where_it_was(done: Done) -> None:
+    def announced(result: Result) -> list[int]:
+        return [int(number) for number in re.findall(r"^Run (\d) of 6: ", result.output, re.MULTILINE)]
+
+    assert done.stopped.exit_code == 3, done.stopped.output
+    assert announced(done.stopped) == [1, 2]
+    assert f"stopped in run {STOPPED_IN}" in done.stopped.output
+    assert announced(done.finished) == [2, 3, 4, 5, 6]
+    assert ["Timing ViT-S and E(ViT-S)" in said.output for said in (done.stopped, done.finished)] == [True, False]
+    # had the run begun anew, its first lines would have other times
+    assert 1 <= len(done.kept.splitlines()) < STEPS
+    assert (done.runs / STOPPED_IN / "log.jsonl").read_text().startswith(done.kept)
+    for name in ORDER[1:]:  # side by side
+        assert "top-1" in (done.runs / f"{name}.txt").read_text()
+
+
+def test_every_run_was_the_one_that_was_planned(done: Done) -> None:
+    assert [each.name for each in done.experiment.plan.runs] == ORDER
+    jobs = [Job.read(done.runs / name) for name in ORDER]
+    assert [job.model for job in jobs] == ["ViT-S", "E(ViT-S)", "E(ViT-S)"] * 2
+    assert [job.recipe.seed for job in jobs] == [0, 0, 0, 1, 1, 1]
+    fitting = max(1, int(done.experiment.paces["tiny"].speedup))
+    assert [job.recipe.epochs for job in jobs] == [1, 1, fitting] * 2
+    assert [job.recipe.warmup_epochs for job in jobs] == [0.25, 0.25, 0.25 * fitting] * 2
+
+
+def test_the_report_has_the_figures_of_the_logs(done: Done) -> None:
+    measured = done.experiment.paces["tiny"]
+    assert measured.low <= measured.speedup <= measured.high
+    table = done.table("network | epochs")
+    for (model, epochs, seeds, top1, mirrored, changed, time, speed), arm in zip(table, ARMS, strict=True):
+        found = [done.last(f"tiny-{arm}-{seed}") for seed in (0, 1)]
+        assert model == ("ViT-S" if arm == "x" else "E(ViT-S)")
+        assert epochs.split(",")[0] == str(found[0]["epoch"])
+        assert seeds == "2"
+        for cell, name, digits in ((top1, "top1", 2), (mirrored, "mirrored_top1", 2), (changed, "changed", 0)):
+            values = [each[name] for each in found]
+            assert cell == f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+        fast = measured.ordinary * (1 if arm == "x" else measured.speedup)
+        assert (speed, time) == (f"{fast:.0f}", minutes(found[0]["step"] * 4 / fast))
+    assert [cells[4:6] for cells in table[1:]] == [[cells[3], "0 ± 0"] for cells in table[1:]]
+    for cells, name in zip(done.table("run | epochs"), ORDER, strict=True):
+        last = done.last(name)
+        assert cells[:3] == [name, str(last["epoch"]), f"{last['top1']:.2f}"]
+        assert cells[3:6] == [f"{last['mirrored_top1']:.2f}", str(last["changed"]), f"{last['seconds']:.1f}"]
+    assert "All 6 runs have finished." in done.report
+    assert f"An epoch has {4 * STEPS} training images." in done.report
+
+
+def test_the_report_compares_networks_and_their_costs(done: Done) -> None:
+    x, e, _ = rows_of(done.experiment)
+    assert 0.4 < e.parameters / x.parameters < 0.6
+    assert 0.5 < e.forward_flops / x.forward_flops < 0.8
+    assert x.training_flops == x.step_flops * 4 * STEPS
+    gains = [done.last(f"tiny-e-{seed}")["top1"] - done.last(f"tiny-x-{seed}")["top1"] for seed in (0, 1)]
+    line = next(line for line in done.report.splitlines() if line.startswith("- E(ViT-S), 1 epochs, as many as X"))
+    assert f"top-1 {mean(gains):+.2f} points (± {stdev(gains):.2f} over seeds)" in line
+    assert f"{e.speed / x.speed:.2f} times the images/s of ViT-S" in line
+
+
+def test_the_commands_of_the_report_are_those_that_ran(done: Done) -> None:
+    lines = [line for line in done.report.splitlines() if "flopping train" in line]
+    for line, name in zip(lines, ORDER, strict=True):
+        variables, _, command = line.partition("flopping ")
+        words = shlex.split(command)
+        assert variables == ("" if name == ORDER[0] else f"{SHARE} ")
+        job = Job.read(done.runs / name)
+        assert load_recipe(words[1]).override([word for word in words if "=" in word]) == job.recipe
+        assert words[words.index("--model") + 1] == job.model
+        assert words[words.index("-o") + 1] == str(done.runs / name)
+        assert words[-5:] == ["--device", "cpu", "--workers", "0", "--no-compile"]
+    own = next(line for line in done.report.splitlines() if line.startswith("flopping experiment"))
+    assert sorted(shlex.split(own)[2:]) == sorted(done.words)
+
+
+def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
+    with Image.open(done.page.with_suffix(".png")) as picture:
+        assert picture.format == "PNG"
+    assert "](noise.png)" in done.report
+    rows = rows_of(done.experiment)
+    (axes,) = draw(rows).axes
+    assert axes.get_title(loc="left") == "ViT, 2 seeds"
+    for row, container in zip(rows, axes.containers, strict=True):
+        ((x, y),) = container.lines[0].get_xydata().tolist()  # type: ignore[union-attr]
+        assert (x, y) == pytest.approx((row.seconds / 60, mean(row.values("top1"))))
+        assert axes.get_ylim()[0] < y < axes.get_ylim()[1]
+
+
+def test_what_has_finished_is_not_run_again_and_a_report_of_a_part_says_so(done: Done, tmp_path: Path) -> None:
+    logs = {name: (done.runs / name / "log.jsonl").stat().st_mtime_ns for name in ORDER}
+    assert json.loads(run(*done.words, "--json").output)["finished"] == 6
+    assert {name: (done.runs / name / "log.jsonl").stat().st_mtime_ns for name in ORDER} == logs
+    assert done.page.read_text(encoding="utf-8") == done.report
+    marker = done.runs / ORDER[-1] / "finished.json"
+    aside = marker.rename(tmp_path / "aside")
+    try:
+        assert run(*done.words, "--report", str(tmp_path / "part.md"), "--only-report").exit_code == 0
+        assert "**5 of 6 runs have finished**" in (tmp_path / "part.md").read_text()
+    finally:
+        aside.rename(marker)
+
+
+def test_runs_of_another_recipe_scale_or_data_are_refused(done: Done) -> None:
+    """Else a report could compare what was trained differently."""
+    for more in (["--scale", "2"], ["--data", "elsewhere"]):
+        result = run(*done.words, *more)
+        assert result.exit_code == 2, result.output
+        assert "--scale 1" in result.output
+    recipe = done.root / "tiny.yaml"
+    try:
+        recipe.write_text(RECIPE.replace("cost: seconds", "cost: less"))
+        assert done.experiment.pace(done.experiment.plan.pairs[0]) is not None
+        recipe.write_text(RECIPE.replace("depth: 1", "depth: 2"))
+        assert done.experiment.pace(done.experiment.plan.pairs[0]) is None
+        recipe.write_text(RECIPE.replace("lr: 1.0e-3", "lr: 2.0e-3"))
+        result = run(*done.words, "--only-report")
+    finally:
+        recipe.write_text(RECIPE)
+    assert result.exit_code == 2, result.output
+    assert ORDER[0] in result.output
+    assert "0.002" in result.output
+
+
+def test_a_run_that_fails_stops_the_others_which_save(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first fails at once, the second is asked once to stop and has its time; no other is started."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *tiny-x-0*) exit 7;; esac\n'
+        f'trap "echo saved >>{tmp_path}/asked; exit 3" TERM\n'
+        f"echo >{tmp_path}/started\nwhile :; do sleep 0.05; done\n"
+    )
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+    monkeypatch.setattr(runs, "measure", lambda *_: done.experiment.paces["tiny"])
+    monkeypatch.setattr(runs, "POLL_SECONDS", 1.0)  # both have started
+    words = [done.words[0], "--data", "x", "-o", str(tmp_path / "runs"), "--report", str(tmp_path / "report.md")]
+    result = run(*words, "--jobs", "2")
+    assert result.exit_code == 1, result.output
+    assert "tiny-x-0 ended with code 7" in result.output
+    assert (tmp_path / "asked").read_text() == "saved\n"
+    assert not (tmp_path / "report.md").exists()
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cifar11"], "'cifar11'; there is cifar10"),
+        (["missing.yaml"], "missing.yaml"),
+        (["cifar10", "--scale", "0"], "got 0.0"),
+        (["cifar10", "--report", "page.html"], "'page.html'"),
+        (["cifar10", "--only-report"], "nothing has finished"),
+    ],
+)
+def test_refusals(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = run("--data", "x", "-o", str(tmp_path / "runs"), "--report", "report.md", *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_folders_that_others_use_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="other files"):
+        Experiment(tmp_path, load("cifar10"), "data", 1.0)
+    (tmp_path / "experiment.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"experiment\.json"):
+        Experiment(tmp_path, load("cifar10"), "data", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "got [1, 2]"),
+        ("{titel: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}]}", "'titel'; did you mean 'title'?"),
+        ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 0}]}", "got 0"),
+        ("{title: A, about: B, pairs: [{recipe: mine.yaml, seeds: 1}]}", "got 'ViT-S'"),
+        ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}, {recipe: cifar10_vit, seeds: 2}]}", "one pair"),
+        ("title: [", "line 1"),
+    ],
+)
+def test_plans_that_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(text)
+    (tmp_path / "mine.yaml").write_text(RECIPE.replace("E(ViT-S)", "ViT-S"))
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load(str(tmp_path / "plan.yaml"))

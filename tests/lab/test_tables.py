@@ -1,0 +1,164 @@
+"""The same figures in the terminal, in Markdown and in LaTeX; nothing is cut, nothing is taken for markup."""
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from support.measurements import MACHINE, RECORD, equivariant, many, ordinary, own
+
+from flopping.lab.report import tables
+from flopping.lab.report.comparison import Row, compare
+
+PAIR = compare([ordinary(), equivariant()])
+BY_HAND = {
+    "model": "E(ViT-B)",
+    "params M": "43.30",
+    "params M (paper)": "43.3",
+    "im/s": "32.00",
+    "im/s (paper)": "3266",
+    "ms (IQR)": "250.0 (50.0)",
+    "speed-up": "1.60 [1.50, 2.10]",
+    "speed-up (paper)": "1.06",
+    "FLOPs G": "9.000",
+    "FLOPs G (paper)": "9.3",
+    "FLOPs X/E": "2.00",
+    "efficiency": "0.80",
+    "efficiency (paper)": "0.56",
+    "memory MB": "500",
+    "memory MB (paper)": "828",
+    "compile s": "10.0",
+    "top-1 % (paper)": "82.2",
+}
+ONLY_IN_DOCUMENTS = {"params M", "params M (paper)", "top-1 % (paper)"}
+EVIL = r"<script>|[x](y)*_`\{$%&#~^" + '"'
+
+
+def in_terminal(rows: list[Row], width: int = 80) -> str:
+    out = io.StringIO()
+    tables.show(rows, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def in_markdown(rows: list[Row]) -> list[dict[str, str]]:
+    """The lines of the first table by heading."""
+    table = tables.markdown(rows).split("\n\n")[1]
+    heading, rule, *lines = [re.split(r"(?<!\\)\|", line.strip("|")) for line in table.splitlines()]
+    assert rule[0] == ":--"
+    assert set(rule[1:]) == {"--:"}
+    assert {len(line) for line in lines} == {len(heading)} == {len(rule)}
+    plain = [[re.sub(r"\\(.)", r"\1", cell.strip()) for cell in line] for line in (heading, *lines)]
+    return [dict(zip(plain[0], line, strict=True)) for line in plain[1:]]
+
+
+def in_latex(rows: list[Row]) -> list[list[str]]:
+    """The cells of all lines of the first table, from the one that says whose the columns are."""
+    body = tables.latex(rows).split(r"\bottomrule")[0].partition(r"\toprule")[2]
+    lines = [line for line in body.splitlines() if line.endswith(r"\\")][1:]
+    return [re.split(r" ?(?<!\\)& ?", line.removesuffix(r" \\")) for line in lines]
+
+
+def test_markdown_has_every_figure() -> None:
+    assert in_markdown(PAIR)[1] == BY_HAND
+
+
+def test_terminal_has_every_figure_that_it_has_room_for() -> None:
+    (line,) = [line for line in in_terminal(PAIR).splitlines() if line.strip().startswith("E(ViT-B)")]
+    assert re.split(r"  +", line.strip()) == [text for name, text in BY_HAND.items() if name not in ONLY_IN_DOCUMENTS]
+
+
+def test_latex_has_every_figure() -> None:
+    whose, _, line = in_latex(PAIR)
+    assert [cell.replace("{[}", "[").replace("{]}", "]") for cell in line] == list(BY_HAND.values())
+    assert whose == ["", *("paper" if "(paper)" in name else "ours" for name in list(BY_HAND)[1:])]
+
+
+def test_latex_is_whole() -> None:
+    """As far as it can be told without setting it: balanced, and as many cells in each line as there are columns."""
+    text = tables.latex(compare(many()))
+    assert text.count(r"\begin{table*}") == text.count(r"\end{table*}") == text.count(r"\bottomrule") == 4
+    plain = re.sub(r"\\[{}]", "", text)
+    assert plain.count("{") == plain.count("}")
+    for table in text.split(r"\begin{tabular}")[1:]:
+        number = len(re.match(r"\{(l(r+))\}", table)[1])
+        for line in re.findall(r"^(.*) \\\\$", table, re.MULTILINE):
+            spans = [int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+            assert len(re.findall(r"(?<!\\)&", line)) + 1 + sum(spans) == number
+
+
+def test_a_column_without_figures_is_left_out() -> None:
+    lines = in_markdown(compare([own("a"), own("b", "a")]))
+    assert not [name for name in lines[0] if "paper" in name]
+    assert "compile s" not in in_markdown(compare([ordinary(compile_seconds=None)]))[0]
+
+
+def test_families_are_headed_in_the_order_of_the_paper() -> None:
+    names = [line["model"] for line in in_markdown(compare(many()))]
+    assert [name for name in names if name.startswith("**")] == ["**ResMLP**", "**ViT**", "**ConvNeXt**", "**others**"]
+    assert names[:3] == ["**ResMLP**", "ResMLP-B24", "E(ResMLP-B24)"]
+    assert names[5:7] == ["**ViT**", "E(ViT-H) [1]"]
+    assert "**ViT**" not in tables.markdown(PAIR)
+
+
+def test_the_title_names_the_gpu_if_it_was_used() -> None:
+    machine = replace(MACHINE, gpu="A100")
+    (row,) = compare([ordinary(machine=machine, setting=replace(RECORD.setting, device="cuda"))])
+    assert "cuda, 2 threads, A100" in tables.markdown([row])
+    (row,) = compare([ordinary(machine=machine)])
+    assert "cpu, 2 threads, Testor 9000" in tables.markdown([row])
+
+
+@pytest.mark.parametrize("write", [in_terminal, tables.markdown, tables.latex], ids=["terminal", "markdown", "latex"])
+def test_notes_say_how_where_and_what(write: object) -> None:
+    """The words, whatever the escapes between them."""
+    text = re.sub(r"[\\{}]", "", " ".join(write(compare(many())[:17]).split()))  # type: ignore[operator]
+    for words in (
+        "[1] E(ViT-H) has no times: out of memory: 9.1 GiB are needed, 4.2 GiB free.",
+        "Medians of 5 to 20 rounds after 3 runs to warm up; input 3 x 224 x 224.",
+        "had an IQR of 1.2% to 7.0% of its median. The machine was busy (more than 5%)",
+        "Measured on Testor 9000, 2 cores, 24 GiB, Linux 6.1, Python 3.11.7, flopping 0.1.0, torch 2.15.0",
+        "instructions=AVX2.",
+        "Only ratios within one run are comparable",
+        "one A100-40GB at batch 64",
+        "Efficiency is speed-up divided by FLOPs X/E",
+    ):
+        assert words in text, words
+
+
+def test_problems_are_numbered_and_marked() -> None:
+    short = equivariant(seconds=(0.2,), problem="interrupted")
+    none = ordinary(seconds=(), problem="illegal instruction.")
+    lines = in_markdown(compare([none, short]))
+    assert [line["model"] for line in lines] == ["ViT-B [1]", "E(ViT-B) [2]"]
+    assert lines[0]["im/s"] == lines[0]["ms (IQR)"] == ""
+    assert lines[1]["im/s"] == "40.00"
+    text = in_terminal(compare([none, short]))
+    assert "[1] ViT-B has no times: illegal instruction.\n" in text
+    assert "[2] E(ViT-B) has fewer figures than were asked for: interrupted.\n" in text
+
+
+def test_names_are_never_cut_and_the_papers_fit() -> None:
+    text = in_terminal(compare(many()), width=40)
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 150
+    long = "a_very_long_name_" * 8 + ".py:attribute"
+    assert long in in_terminal([Row(own(long), None)], width=40)
+
+
+@pytest.mark.parametrize("name", [EVIL, "[red]x[/red]", "[link=http://x]y[/link]", "* [a](b)", r"\\[3cm]"])
+def test_names_are_not_taken_for_markup(name: str) -> None:
+    rows = [Row(own(name, problem=name), None)]
+    assert f"{name} [1]" in in_terminal(rows)
+    (line,) = in_markdown(rows)
+    assert line["model"].replace("&lt;", "<").replace("&amp;", "&") == f"{name} [1]"
+    assert "<" not in tables.markdown(rows)
+    (_, line) = in_latex(rows)
+    back = {r"\textbackslash": "\\", r"\textasciitilde": "~", r"\textasciicircum": "^", r"\textbar": "|"}
+    back |= {r"\textless": "<", r"\textgreater": ">", r"\textquotedbl": '"'}
+    cell = re.sub(r"(\\text[a-z]+)\{\}", lambda match: f"\0{ord(back[match[1]])}\0", line[0])
+    cell = re.sub(r"(?<!\\)[{}]", "", cell)
+    assert not re.search(r"(?<!\\)[$%&#_]", cell)
+    assert not re.search(r"(?<!\{)[\[*]", line[0])  # behind the end of a line they would be arguments of it
+    cell = re.sub(r"\\(.)", r"\1", cell)
+    assert re.sub("\0(.*?)\0", lambda match: chr(int(match[1])), cell) == f"{name} [1]"

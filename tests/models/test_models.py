@@ -1,0 +1,174 @@
+"""The networks: what they promise under the group, gradients, schedules, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from flopping import flop
+from flopping.models import ZOO, Backbone, ConvNeXt, ResMlp, VisionTransformer
+from flopping.testing import TOLERANCES, assert_equivariant, randomize_, relative_error
+
+LARGE = ("large", "huge", "l24")
+# Up to size B, on odd grids and rectangles.
+UP_TO_B = [
+    pytest.param(name, marks=() if "test" in name else pytest.mark.long)
+    for name, entry in ZOO.items()
+    if entry.args.get("group") != "trivial" and not any(size in name for size in LARGE)
+]
+SIZES = {"odd": (112, 112), "rectangle": (64, 96), "odd rectangle": (96, 144)}
+
+
+def build(name: str, size: tuple[int, int], **kwargs: object) -> Backbone:
+    """A registered network for images of another size; ConvNeXt takes multiples of 32 without being asked."""
+    fixed = {} if ZOO[name].model is ConvNeXt else {"img_size": size}
+    model = timm.create_model(name, num_classes=10, **fixed, **kwargs)
+    assert isinstance(model, Backbone)
+    return model.eval()
+
+
+def scaled_randomize_(model: nn.Module) -> nn.Module:
+    """Random values everywhere; ResMLP has no norm that would keep its features from growing block by block."""
+    randomize_(model)
+    if isinstance(model, ResMlp):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "gamma" in name or "alpha" in name:
+                    parameter.mul_(0.3)
+    return model
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", UP_TO_B)
+def test_logits_of_a_mirrored_image(name: str, size: str) -> None:
+    """The small networks for all sizes. Others are wider and deeper, yet take most of the time: `make test-long`."""
+    shape = SIZES[size]
+    if ZOO[name].model is ConvNeXt and "iso" not in name:
+        shape = (shape[0] // 32 * 32, shape[1] // 32 * 32)
+    model = scaled_randomize_(build(name, shape))
+    x = torch.randn(1, 3, *shape)
+    with torch.no_grad():
+        error = relative_error(model(x.flip(-1)), model(x))
+    if "hybrid" in name:
+        assert error > 1e-3
+    else:
+        assert error <= TOLERANCES[torch.float32]
+
+
+TINY = {
+    "vit": lambda **kwargs: VisionTransformer(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 4, "num_heads": 2, "num_classes": 5} | kwargs
+    ),
+    "resmlp": lambda **kwargs: ResMlp(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 4, "num_classes": 5} | kwargs
+    ),
+    "isotropic": lambda **kwargs: ConvNeXt(
+        **{"depths": (4,), "dims": (16,), "patch_size": 8, "num_classes": 5, "kernel_size": 3} | kwargs
+    ),
+    "hierarchical": lambda **kwargs: ConvNeXt(
+        **{"depths": (1, 2, 1), "dims": (16, 32, 64), "num_classes": 5, "kernel_size": 3} | kwargs
+    ),
+}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("group", ["flop", "flip", "rot180", "flipflop"])
+@pytest.mark.parametrize("family", TINY)
+def test_groups_and_shares(family: str, group: str, share: float) -> None:
+    model = randomize_(TINY[family](group=group, invariant_share=share))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group=group)
+
+
+@pytest.mark.parametrize("group", ["rot90", "octic"])
+def test_rotations_in_a_transformer(group: str) -> None:
+    model = randomize_(TINY["vit"](group=group, embed_dim=32, handoffs={2: "rot180"}))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group="rot180")
+    model = randomize_(TINY["vit"](group=group, embed_dim=32))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group=group)
+
+
+@pytest.mark.parametrize("handoffs", [None, {2: "invariant"}, {2: "abs"}, {1: "flop", 3: "invariant"}])
+@pytest.mark.parametrize("family", TINY)
+def test_handoffs_keep_logits_and_feed_every_parameter(family: str, handoffs: dict[int, str] | None) -> None:
+    group = "flipflop" if handoffs and "flop" in handoffs.values() else "flop"
+    model = randomize_(TINY[family](group=group, handoffs=handoffs))
+    x = torch.randn(2, 3, 32, 32)
+    assert_equivariant(model, x, group="flop")
+    model.train()(x).square().mean().backward()
+    idle = {name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()}
+    # the classifier of an equivariant ConvNeXt, here as in the paper, reads none of the last odd channels
+    assert all("blocks" in name and name.endswith(("mlp.fc2.odd.weight", "gamma.odd")) for name in idle)
+    assert len(idle) == (2 if isinstance(model, ConvNeXt) and handoffs is None else 0)
+
+
+def test_types_of_handoffs_and_activations() -> None:
+    """A block may be a string, as in JSON, and a group a value."""
+    model = randomize_(TINY["vit"](group="flipflop", handoffs={"2": flop}))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group="flop")
+    with pytest.raises(TypeError, match="got 'hybrid'"):
+        TINY["vit"](handoffs="hybrid")
+    with pytest.raises(TypeError, match="an elementwise function"):
+        TINY["vit"](act_layer=torch.nn.ReLU)
+
+
+def test_readout_of_absolute_values() -> None:
+    model = randomize_(TINY["vit"](readout="abs"))
+    assert model.num_features == 16
+    assert model.head.in_features == 16
+    assert_equivariant(model, torch.randn(2, 3, 32, 32))
+
+
+REFUSED = {
+    "block too late": (lambda: TINY["vit"](handoffs={4: "hybrid"}), "blocks 0 to 3, got 4"),
+    "unknown kind": (lambda: TINY["vit"](handoffs={2: "hybird"}), "got 'hybird'"),
+    "one block twice": (lambda: TINY["vit"](handoffs={2: "hybrid", "2": "abs"}), "two hand-offs stand before block 2"),
+    "nothing to hand off": (lambda: TINY["vit"](handoffs={0: "invariant"}), "before block 0"),
+    "share": (lambda: TINY["vit"](invariant_share=1.5), "between 0 and 1, got 1.5"),
+    "uneven share": (
+        lambda: TINY["vit"](invariant_share=0.3),
+        "16 channels, of which invariant_share=0.3 is 5, leave 11: flop needs a multiple of 2",
+    ),
+    "rotation of tokens": (lambda: TINY["resmlp"](group="octic"), "octic"),
+    "pool": (lambda: TINY["vit"](global_pool="mean"), "got 'mean'"),
+    "no class token": (lambda: TINY["vit"](class_token=False), "needs a class token"),
+    "readout": (lambda: TINY["vit"](readout="odd"), "got 'odd'"),
+    "classes": (lambda: TINY["vit"](num_classes=-1), "got -1"),
+    "drop rate": (lambda: TINY["vit"](drop_rate=1.5), "got 1.5"),
+    "stages": (lambda: TINY["isotropic"](depths=(1, 2)), "depths=(1, 2), dims=(16,)"),
+    "depth": (lambda: TINY["resmlp"](depth=0), "at least one block, got 0"),
+    "activation": (lambda: TINY["vit"](act_layer="gelo"), "no activation is called 'gelo'"),
+    "image": (lambda: TINY["vit"]()(torch.randn(1, 3, 48, 48)), "(32, 32), got (48, 48)"),
+    "patch size": (lambda: TINY["vit"]().set_input_size(patch_size=16), "(8, 8) and can't become 16"),
+    "format": (lambda: TINY["vit"]().forward_intermediates(torch.randn(1, 3, 32, 32), output_fmt="NHWC"), "'NHWC'"),
+    "norm before a hand-off": (
+        lambda: TINY["vit"](handoffs={2: "hybrid"}).forward_intermediates(torch.randn(1, 3, 32, 32), norm=True),
+        "behind block 0 there is Layout(flop, even=8, odd=8), but the final norm takes Layout(trivial, even=16)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_show_the_value(case: str) -> None:
+    action, words = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        action()
+
+
+@pytest.mark.parametrize("handoffs", [None, {2: "invariant"}, {2: "hybrid"}])
+@pytest.mark.parametrize("family", ["isotropic", "hierarchical"])
+def test_convnext_computes_what_its_head_reads(family: str, handoffs: dict[int, str] | None) -> None:
+    """In evaluation the odd outputs of the last block are left out, and nothing else changes."""
+    model = randomize_(TINY[family](handoffs=handoffs)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    last = model.stages[-1].blocks[-1]
+    found = []
+    last.register_forward_hook(lambda _module, _args, out: found.append([part.shape[-1] for part in out]))
+    with torch.no_grad():
+        assert torch.equal(model(x), model.forward_head(model.forward_features(x)))
+        model.train()(x)
+    width, *others = last.out_layout.multiplicities
+    assert found == [[width, *[0] * len(others)], [width, *others], [width, *others]]

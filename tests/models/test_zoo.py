@@ -1,0 +1,136 @@
+"""The registry: names, sizes against the paper's table, and the commands that show them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from flopping.cost.overview import count_network, match_names
+from flopping.models import ZOO, paper_names, registered_name
+from flopping.models.paper import results
+from flopping_cli import app
+
+runner = CliRunner()
+
+
+def test_every_model_is_in_timms_registry() -> None:
+    assert set(ZOO) <= set(timm.list_models())
+    for entry in ZOO.values():
+        module = entry.model.__module__.rpartition(".")[2]
+        assert entry.name in timm.list_models(module=module)
+        assert not timm.is_model_pretrained(entry.name)
+
+
+def test_every_row_of_the_paper_has_a_network() -> None:
+    assert len(results()) == 28
+    assert set(results()) <= set(paper_names())
+    assert all(timm.is_model(name) for name in paper_names().values())
+
+
+# I(X) is counted with the |odd| hand-off. Where the reference code stores zeros, the paper counts them.
+STORED_ZEROS = {"E(ConvNeXt-S (iso.))": 24_192, "E(ConvNeXt-B (iso.))": 48_384, "E(ConvNeXt-L (iso.))": 129_024}
+
+
+@pytest.mark.parametrize("paper", results())
+def test_parameters_and_flops_of_the_paper(paper: str) -> None:
+    found = count_network(paper_names()[paper], paper)
+    assert found.constants == STORED_ZEROS.get(paper, 0)
+    assert round((found.params + found.constants) / 1e6, 1) == results()[paper].params_m
+    assert found.params_met
+    assert found.flops_met
+
+
+@pytest.mark.parametrize(
+    ("paper", "millions"), [("I(ViT-S)", 16.479), ("I(ViT-B)", 64.661), ("I(ViT-L)", 227.791), ("I(ViT-H)", 473.367)]
+)
+def test_parameters_with_the_linear_handoff(paper: str, millions: float) -> None:
+    params = count_network(paper_names()[paper]).linear_params
+    assert params is not None
+    assert round(params / 1e6, 3) == millions
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [
+        ("ResMLP-B24", 23.166),  # as timm's own form
+        ("E(ResMLP-B24)", 11.707),
+        ("E(ResMLP-L24)", 31.842),
+        ("E(ConvNeXt-B (iso.))", 8.550),
+        ("E(ConvNeXt-L (iso.))", 30.230),
+    ],
+)
+def test_flops_to_three_decimals(name: str, flops: float) -> None:
+    """No elementwise work comes back unseen."""
+    assert round(count_network(paper_names()[name], name).flops / 1e9, 3) == flops
+
+
+def test_fewer_flops_than_the_paper_are_right_for_twins_only() -> None:
+    ordinary = count_network("deit3_small_patch16_224", "ViT-S")
+    twin = count_network("deit3_flop_small_patch16_224", "E(ViT-S)")
+    assert replace(ordinary, flops=0.9 * ordinary.flops).flops_met is False
+    assert replace(twin, flops=0.9 * twin.flops).flops_met is True
+    assert count_network("deit3_flop_small_patch16_224", "ViT-S").params_met is False
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("E(ViT-B)", "deit3_flop_base_patch16_224"),
+        ("e(vit-b)", "deit3_flop_base_patch16_224"),
+        ("I(ViT-L)", "deit3_flop_invariant_large_patch16_224"),
+        ("ResMLP-T12", "resmlp_12_224"),
+        ("E(ConvNeXt-S iso.)", "convnext_flop_iso_small"),
+        ("ConvNeXt-L (iso.)", "convnext_iso_large"),
+        ("resnet18", "resnet18"),
+    ],
+)
+def test_names_of_the_paper(spelling: str, name: str) -> None:
+    assert registered_name(spelling) == name
+
+
+def test_an_unknown_name_gets_the_closest() -> None:
+    with pytest.raises(ValueError, match=r"no model is called 'E\(ViT-M\)'; the closest are E\(ViT-"):
+        registered_name("E(ViT-M)")
+
+
+def test_models_command_lists_and_chooses() -> None:
+    result = runner.invoke(app, ["models", "*test_patch16_64", "--json"])
+    assert result.exit_code == 0
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["name"] for row in found] == list(match_names("*test_patch16_64"))
+    assert found[0]["params"] == sum(p.numel() for p in timm.create_model(found[0]["name"]).parameters())
+
+
+def test_models_command_shows_the_paper() -> None:
+    result = runner.invoke(app, ["models", "e(vit-s)"], env={"COLUMNS": "150"})
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stdout.splitlines() if "deit3_flop_small_patch16_224" in line]
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells == ["E(ViT-S)", "deit3_flop_small_patch16_224", "11.04", "11.0", "met", "2.553", "2.6", "met", "2.478"]
+
+
+def test_models_command_refuses_what_fits_nothing() -> None:
+    result = runner.invoke(app, ["models", "E(ViT-Q)"], env={"COLUMNS": "150"})
+    assert result.exit_code == 2
+    assert "no network fits 'E(ViT-Q)'" in result.output
+    assert "E(ViT-S)" in result.output
+
+
+def test_verify_command_takes_names_of_the_paper() -> None:
+    result = runner.invoke(app, ["verify", "E(ViT-S)", "--depth", "0", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout.splitlines()[-1])["layer"] == "VisionTransformer"
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if "test" in name])
+def test_torchs_own_counter(name: str) -> None:
+    """Around a network, without gradients: no layer is called with what only depends on parameters."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        timm.create_model(name)(torch.randn(1, 3, 64, 64))
+    assert counter.get_total_flops() > 0

@@ -1,0 +1,89 @@
+"""Small images on the disk: folders, shards, and files of every kind."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from flopping.data.fashion import file_names
+
+SIDE = 12
+
+
+def make_image(seed: int, mode: str = "RGB", size: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
+    """Noise, different for every seed."""
+    noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(noise).convert(mode)
+
+
+def encode(image: Image.Image, kind: str = "png", **options: object) -> bytes:
+    """The content of a file with the image."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def image_folder(root: Path, splits: Mapping[str, Mapping[str, int]], suffix: str = ".png") -> Path:
+    """A folder with so many images of each class of each split, all of them different."""
+    number = 0
+    for split, classes in splits.items():
+        for name, images in classes.items():
+            folder = root / split / name
+            folder.mkdir(parents=True, exist_ok=True)
+            for image in range(images):
+                make_image(number).save(folder / f"{image}{suffix}")
+                number += 1
+    return root
+
+
+def write_shard(path: Path, samples: Sequence[Mapping[str, bytes]]) -> None:
+    """A tar file with the files of samples, given by their suffix."""
+    with tarfile.open(path, "w") as file:
+        for number, sample in enumerate(samples):
+            for suffix, content in sample.items():
+                member = tarfile.TarInfo(f"{path.stem}-{number:04d}.{suffix}")
+                member.size = len(content)
+                file.addfile(member, io.BytesIO(content))
+
+
+def web_dataset(root: Path, splits: Mapping[str, Sequence[int]], classes: Sequence[str] = ("cat", "dog")) -> Path:
+    """Shards with so many images each, all of them different, and the file that describes them."""
+    root.mkdir(parents=True, exist_ok=True)
+    number = 0
+    info: dict[str, object] = {}
+    for split, lengths in splits.items():
+        names = [f"{split}-{place}.tar" for place in range(len(lengths))]
+        for name, length in zip(names, lengths, strict=True):
+            samples = []
+            for _ in range(length):
+                samples.append({"png": encode(make_image(number)), "cls": str(number % len(classes)).encode()})
+                number += 1
+            write_shard(root / name, samples)
+        info[split] = {"name": split, "filenames": names, "shard_lengths": list(lengths), "num_samples": sum(lengths)}
+    (root / "_info.json").write_text(json.dumps({"classes": list(classes), "splits": info}))
+    return root
+
+
+def idx(*shape: int, content: bytes | None = None, kind: int = 8) -> bytes:
+    """The bytes of an idx file, by default with as many zeros as its header announces."""
+    header = bytes([0, 0, kind, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    return header + (bytes(int(np.prod(shape))) if content is None else content)
+
+
+def write_fashion_mnist(
+    folder: Path, train: bool, images: NDArray[np.uint8], labels: NDArray[np.uint8], suffix: str = ""
+) -> None:
+    """The two files of a split, as torchvision and Debian have them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pack: Callable[[bytes], bytes] = gzip.compress if suffix else bytes
+    for name, array in zip(file_names(train), (images, labels), strict=True):
+        (folder / f"{name}{suffix}").write_bytes(pack(idx(*array.shape, content=array.tobytes())))

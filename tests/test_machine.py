@@ -1,0 +1,61 @@
+"""Which precisions run: on CUDA torch is asked, on a CPU a child process tries, and the caller survives."""
+
+import os
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from flopping import machine
+from flopping.errors import UsageError
+from flopping.machine import precision_problem, usable_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    machine._cpu_problem.cache_clear()
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_is_asked_and_no_process_starts(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: asked.append(device) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    found = precision_problem("bfloat16", torch.device("cuda", 3))
+    assert asked == [torch.device("cuda", 3)]
+    assert found == (None if supported else "bfloat16 doesn't run on GPU 3")
+    assert precision_problem("float16", torch.device("cuda", 3)) is None
+
+
+def test_float16_on_a_cpu_becomes_float32() -> None:
+    precision, note = usable_precision("float16", CPU)
+    assert precision == "float32"
+    assert "float16" in note
+
+
+@pytest.mark.parametrize("crashes", [True, False])
+def test_a_cpu_tries_once(crashes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash of the trial is a usage error; whatever came of it is known from then on."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/log\n{'kill -ILL $$' if crashes else ''}\n")
+    os.chmod(python, 0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    refused = pytest.raises(UsageError, match=r"bfloat16 .* SIGILL.*ONEDNN_MAX_CPU_ISA.*precision=float32")
+    for _ in range(2):
+        with refused if crashes else nullcontext():
+            assert usable_precision("bfloat16", CPU) == ("bfloat16", "")
+    assert (tmp_path / "log").read_text() == "-m flopping.machine bfloat16\n"
+    assert usable_precision("float32", CPU) == ("float32", "")
+
+
+@pytest.mark.long
+def test_this_cpu_tries() -> None:
+    """Whatever this machine does with bfloat16, this process lives."""
+    found = precision_problem("bfloat16", CPU)
+    assert found is None or "SIGILL" in found

@@ -1,0 +1,252 @@
+"""What a recipe refuses; YAML that is checked strictly; networks and the families they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import timm
+from hypothesis import given
+from hypothesis import strategies as st
+from timm.data import create_transform
+
+from flopping.errors import UsageError
+from flopping.models import ZOO, ConvNeXt, ResMlp, VisionTransformer, paper_names
+from flopping.training.recipe import SYNONYMS, About, Recipe, documentation, family_of, load, names, read
+from flopping.training.schema import MAX_CHARACTERS, format_yaml, parse_yaml
+
+SMALL = """
+family: ViT
+epochs: 10
+batch_size: 64
+optimizer: adamw
+lr: 3e-3
+"""
+
+
+def small(**changes: Any) -> Recipe:
+    return replace(read(SMALL, "small.yaml"), **changes)
+
+
+def test_a_recipe_needs_little() -> None:
+    recipe = read(SMALL, "small.yaml")
+    assert recipe == Recipe(family="ViT", epochs=10, batch_size=64, optimizer="adamw", lr=0.003)
+    assert (recipe.about, recipe.model, recipe.model_args) == (About(), "", {})
+
+
+FILES = {
+    "": ["a table of fields", "empty"],
+    "- a\n- b\n": ["a table of fields", "['a', 'b']"],
+    "lr: 1": ["family, epochs, batch_size, optimizer"],
+    "lr: [1": ["line 1", "','"],
+    "about:\n\tsource: me": ["line 2", "'\\t'", "indent by spaces"],
+    SMALL + "lr: 1e-3\n": ["line 7", '"lr"'],
+    "lr: &rate 1\nmin_lr: *rate\n": ["line 2", "*rate"],
+    "lr: 1\n---\nlr: 2\n": ["line 2", "another document"],
+    "lr: !!python/name:os.system": ["line 1", "python/name:os.system"],
+    "lr: \x00": ["#x0000"],
+    "[" * 1_000: ["line 1", "20 levels"],
+    "lr: 1\n" + "#" * MAX_CHARACTERS: [str(MAX_CHARACTERS)],
+    SMALL + "warmup_epoch: 1": ["'warmup_epoch'", "did you mean 'warmup_epochs'?"],
+    SMALL + "7: 0.1": ["'7'", "there are about, family, model,"],
+    SMALL + "about: me": ["about is a table of fields, got 'me'"],
+    SMALL + "about: {sorce: me}": ["about has no field 'sorce'", "'source'"],
+    SMALL + "about: {expected: {ViT-S: 804}}": ["expected", "at most 100", "{'ViT-S': 804}"],
+    SMALL + "drop_path_rises: yes": ["drop_path_rises is true or false, got 'yes'"],
+    SMALL + "model_args: {day: 2024-01-01}": ["model_args", "2024, 1, 1"],
+}
+
+
+@pytest.mark.parametrize("text", FILES, ids=lambda text: repr(text[-30:]))
+def test_files_that_are_refused(text: str) -> None:
+    start = monotonic()
+    with pytest.raises(UsageError, match=r"^mine\.yaml: ") as refused:
+        read(text, "mine.yaml")
+    for part in FILES[text]:
+        assert part in str(refused.value)
+    assert monotonic() - start < 10
+
+
+CHANGES = {
+    "lr": "KEY=VALUE",
+    "lrr=1": "did you mean 'lr'?",
+    "lr.max=1": "'lr.max'",
+    "lr=1 lr=2": "lr is given twice",
+    "model_args.depth=1 model_args.depth=2": "depth is given twice",
+    "about.cost=1": "(about)",
+    "mean=[0.5": "'mean=[0.5'",
+    "lr=fast": "lr is a number above 0, got 'fast'",
+    "lr=.nan": "got nan",
+    "lr=true": "got True",
+    "lr=null": "got None",
+    "epochs=1.5": "epochs is a whole number of at least 1, got 1.5",
+    "drop_path_rises=1": "true or false, got 1",
+    "augment=3": "augment is text, or null, got 3",
+    "mean=[]": "got []",
+    "optimizer=adam": "optimizer is lamb, adamw or sgd, got 'adam'",
+    "dropout=-0.1": "at least 0 and below 1, got -0.1",
+    "flip=1.1": "at most 1, got 1.1",
+    "crop_scale=0": "above 0 and at most 1, got 0",
+    "ema=1": "ema is a number above 0 and below 1, or null, got 1",
+    "std=[0.5,0,0.5]": "std is a list of numbers above 0, or null, got [0.5, 0, 0.5]",
+    "seed=4294967296": "below 4294967296, got 4294967296",
+    "model_args=64 model_args.depth=2": "model_args is a table of plain values, got 64",
+    "model_args.a.b=1": "'a.b'",
+    "model_args.img_size=64": "img_size is decided by the field img_size",
+    "model_args.num_classes=5": "num_classes is decided by the images",
+    "model=E(ResMLP-S24)": "E(ResMLP-S24) is a ResMLP and the recipe is for ViT",
+    "epochs=5 warmup_epochs=5": "5 of 5 epochs",
+    "warmup_epochs=1 warmup_lr=1": "warmup_lr=1 to lr=0.003",
+    "min_lr=1": "lr=0.003 to min_lr=1",
+    "loss=bce label_smoothing=0.1": "label_smoothing=0.1",
+    "batch_size=2 repeats=3": "repeats=3",
+    "batch_size=7 mixup=0.8": "batch_size is even, got 7",
+    "mean=[1,2]": "in_chans=3 channels, got [1.0, 2.0]",
+    "augment=randaugment": "'randaugment'",
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=lambda text: text[:40])
+def test_changes_that_are_refused(changes: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        small().override(changes.split())
+    assert CHANGES[changes] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        (["lr=1e-3"], "lr", 0.001),
+        (["augment=null"], "augment", None),
+        (["mean=[0.5]"], "mean", (0.5,)),
+        (["model=local-dir:resmlp/mine"], "model", "local-dir:resmlp/mine"),
+        (["family=ResMLP", "model=resmlp_24_224"], "family", "ResMLP"),
+        (["model_args.handoffs={6: hybrid}"], "model_args", {"handoffs": {6: "hybrid"}}),
+        (["model_args.embed_dim=64", "model_args={depth: 2}"], "model_args", {"depth": 2, "embed_dim": 64}),
+        ([], "lr", 0.003),
+    ],
+)
+def test_changes_that_are_taken(changes: list[str], field: str, value: object) -> None:
+    changed = load("deit3_base").override(changes)
+    found = getattr(changed, field)
+    assert found == value
+    assert type(found) is type(value)
+    assert read(changed.to_yaml(), "again") == changed
+
+
+@pytest.mark.parametrize("changes", [{"epochs": "3"}, {"about": None}, {"model_args": {"layer": object}}, {"lr": -1}])
+def test_recipes_made_in_python_are_checked_too(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        small(**changes)
+    assert type(small(lr=1).lr) is float
+
+
+def test_every_synonym_leads_to_a_field() -> None:
+    fields = {name for name, _, _ in documentation()}
+    assert set(SYNONYMS.values()) <= fields
+    assert not set(SYNONYMS) & fields
+    for synonym, name in SYNONYMS.items():
+        with pytest.raises(UsageError, match=f"'{synonym}'; did you mean '{name}'"):
+            small().override([f"{synonym}=1"])
+
+
+@pytest.mark.parametrize(
+    "policy", ["3a", "v0r-mstd0.5", "original", "rand", "rand-m9-mstd0.5-inc1", "rand-n3-p0.5-mmax20-tweights"]
+)
+def test_policies_are_timms(policy: str) -> None:
+    assert small(augment=policy).augment == policy
+    create_transform(32, is_training=True, auto_augment=policy)
+
+
+@pytest.mark.parametrize("policy", ["", "3A", "rand-", "rand-tfoo", "rand-m", "3a,rand"])
+def test_policies_that_timm_has_not(policy: str) -> None:
+    """Some of these timm takes, and ignores."""
+    with pytest.raises(ValueError, match="augment"):
+        small(augment=policy)
+
+
+def test_recipes_in_files(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yml"
+    mine.write_text("\ufeff" + SMALL, encoding="utf-8")
+    assert load(mine) == load(str(mine)) == small()
+    mine.write_bytes(b"family: \xff")
+    (tmp_path / "folder.yaml").mkdir()
+    for name, problem in (("mine.yml", "UTF-8"), ("other.yaml", "no such file"), ("folder.yaml", "no such file")):
+        with pytest.raises(UsageError, match=rf"{name}.*{problem}"):
+            load(tmp_path / name)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(plain)
+def test_what_is_written_is_read_again(value: Any) -> None:
+    again = parse_yaml(format_yaml(value))
+    assert again == value
+    assert repr(again) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-3", 0.003),
+        ("010", 10),
+        ("1:30", "1:30"),
+        ("no", "no"),
+        ("", None),
+        ("-.inf", float("-inf")),
+    ],
+)
+def test_plain_words(text: str, value: object) -> None:
+    assert parse_yaml(text) == value
+    assert type(parse_yaml(text)) is type(value)
+    assert parse_yaml(format_yaml({"text": text})) == {"text": text}
+
+
+def test_families_of_our_networks() -> None:
+    families = {VisionTransformer: "ViT", ResMlp: "ResMLP", ConvNeXt: "ConvNeXt"}
+    assert {name: family_of(name) for name in ZOO} == {name: families[entry.model] for name, entry in ZOO.items()}
+    papers = {paper: family_of(name) for paper, name in paper_names().items()}
+    assert None not in papers.values()
+    for paper, family in papers.items():
+        assert {family_of(spelling) for spelling in (paper, paper.lower(), paper.replace(".", ""))} == {family}
+
+
+def test_families_of_timms_networks() -> None:
+    """By name and by module: nothing of another architecture is taken for one of ours."""
+    modules = {"ViT": ("vision_transformer", "deit", "eva"), "ResMLP": ("mlp_mixer",), "ConvNeXt": ("convnext",)}
+    for name in timm.list_models():
+        family = family_of(name)
+        module = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
+        assert family is None or module.startswith(modules[family]), name
+    for family, module in (("ViT", "deit"), ("ConvNeXt", "convnext")):
+        assert {family_of(name) for name in timm.list_models(module=module)} == {family}
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("hf-hub:timm/vit_small_patch16_224.augreg_in1k", "ViT"),
+        ("vit_small_patch16_224.augreg_in1k", "ViT"),
+        ("local-dir:resmlp_24_224", None),
+        ("", None),
+    ],
+)
+def test_names_that_tell_a_family(name: str, family: str | None) -> None:
+    assert family_of(name) == family
+
+
+def test_networks_of_other_families() -> None:
+    for name in ("E(ViT-B)", "h(vit-h)", "deit3_flop_test_patch16_64", "resnet50"):
+        small().require_family(name)
+    with pytest.raises(UsageError, match=r"^E\(ConvNeXt-S \(iso\.\)\) is a ConvNeXt ") as refused:
+        small().require_family("E(ConvNeXt-S (iso.))")
+    fitting = [name for name in names() if load(name).family == "ConvNeXt"]
+    assert str(refused.value).rpartition("there are ")[2].split(", ") == fitting
