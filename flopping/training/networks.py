@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import timm
 import torch
+from pydantic import Strict
+from pydantic.dataclasses import dataclass
 from timm.data import resolve_model_data_config
 from timm.layers import DropPath
 from timm.models._hub import save_config_for_hf
@@ -27,7 +29,28 @@ from flopping.models.weights import load_weights
 from flopping.models.zoo import registered_name
 from flopping.nn import DropPath as EquivariantDropPath
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, WEIGHTS, read_manifest
-from flopping.training.recipe import Recipe
+from flopping.training.recipe import Count, Numbers, Positive, PositiveNumbers, Recipe
+from flopping.training.schema import STRICT
+from flopping.training.schema import build as build_checked
+
+
+@dataclass(config=STRICT, frozen=True)
+class Preprocessing:
+    """How a network wants its images, as a config.json says it."""
+
+    input_size: Annotated[tuple[Count, Count, Count], Strict(False)]
+    mean: Numbers
+    std: PositiveNumbers
+    crop_pct: Positive
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
+    crop_mode: Literal["center", "border", "squash"]
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            if len(value := getattr(self, name)) not in (1, self.input_size[0]):
+                raise ValueError(
+                    f"{name} has one value per channel (input_size[0] is {self.input_size[0]}), got {value}"
+                )
 
 
 def ignores_mirroring(model: nn.Module) -> bool:
@@ -114,7 +137,7 @@ def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, 
     """The network in a checkpoint's folder, and its config. Corrupted files are refused."""
     if (folder / MANIFEST).exists():
         read_manifest(folder).verify()
-    with as_usage_error(OSError, ValueError, context=f"{str(folder / CONFIG)!r} can't be read"):
+    with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(folder / CONFIG)!r} can't be read"):
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
         raise UsageError(f"{str(folder / CONFIG)!r} names no architecture: it is none of timm's")
@@ -128,6 +151,8 @@ def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, 
         reason = shorten(" ".join(str(error).split()), 400)
         name = config["architecture"]
         raise UsageError(f"the network {name!r} in {str(folder)!r} can't be loaded: {reason}") from error
+    with as_usage_error(UsageError, context=str(folder / CONFIG)):
+        build_checked(Preprocessing, resolve_model_data_config(model), "preprocessing")
     return model, config
 
 
