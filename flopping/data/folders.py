@@ -13,8 +13,16 @@ from flopping.data.decode import decode_image, is_image_name
 from flopping.data.images import IndexedDataset
 from flopping.errors import UsageError
 
-SPLITS = {"train": ("train", "training"), "test": ("val", "valid", "validation", "test", "eval")}
-"""Names of the folders with training and with test images; the first that exists is taken."""
+_VALIDATION, _TEST = ("val", "valid", "validation"), ("test", "eval")
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": (*_VALIDATION, *_TEST),
+    "test": (*_TEST, *_VALIDATION),
+}
+"""Names of the folders with the images of each split; the first that exists is taken.
+
+Training chooses the best checkpoint on the validation split. `eval` tests on another split, if there is one.
+"""
 LAYOUT = "--data is a folder with train/ and val/ in it, and in each of them one folder per class"
 
 

@@ -225,6 +225,10 @@ class CheckpointManager:
         self.clean_up()
         new.mkdir()
 
+    def best(self) -> Checkpoint | None:
+        """The valid checkpoint of the highest score."""
+        return self._best(self.checkpoints())
+
     def _best(self, valid: list[Checkpoint]) -> Checkpoint | None:
         tested = [(c.score, c.step, c) for c in valid if c.score is not None]
         return max(tested)[2] if tested else None

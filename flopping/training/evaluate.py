@@ -29,7 +29,8 @@ class Accuracy:
 
     images: int
     top1: float
-    top5: float
+    top5: float | None
+    """None for five classes and fewer."""
     loss: float
     mirrored_top1: float | None = None
     """The same for mirrored images."""
@@ -60,7 +61,8 @@ def accuracy(
             counted = labels >= 0
             with precision():
                 logits = forward(x).to(dtype)
-            best = logits.topk(min(5, logits.shape[1])).indices
+            classes = logits.shape[1]
+            best = logits.topk(min(5, classes)).indices
             hits = best == labels[:, None]
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
             counts = [counted.sum(), hits[:, 0].sum(), hits.sum(), loss]
@@ -76,7 +78,7 @@ def accuracy(
     return Accuracy(
         int(total),
         100 * right / total,
-        100 * among / total,
+        100 * among / total if classes > 5 else None,
         loss_sum / total,
         100 * mirrored / total if mirror else None,
         int(changed) if mirror else None,
@@ -88,7 +90,11 @@ class Evaluation:
     """The accuracy of a checkpoint, and the images that could not be read."""
 
     folder: Path
+    is_best: bool
+    """Whether it is the checkpoint of a run that was chosen by its accuracy."""
     model: str
+    images: str
+    """The images it was tested on."""
     accuracy: Accuracy
     unreadable: list[str]
 
@@ -103,6 +109,7 @@ def evaluate_checkpoint(
     *,
     mirror: bool,
     average: bool,
+    network: str | None = None,
     progress: Callable[[int, int], object],
 ) -> Evaluation:
     """Accuracy of a trained network on the test images of a data set, over all ranks if `torchrun` started them.
@@ -111,7 +118,7 @@ def evaluate_checkpoint(
     """
     with init_world(device) as world, world.detect_lost_peers():
         with world.raise_on_all_ranks():
-            folder, model, config = open_checkpoint(path, average=average)
+            folder, model, config = open_checkpoint(path, average=average, network=network)
             model.eval().to(world.device)
             source = open_dataset(data, "test", root)
             labels = _labels(config, folder, source.classes, data)
@@ -131,7 +138,10 @@ def evaluate_checkpoint(
         with detect_lost_workers(workers):
             found = accuracy(model, named, world, nullcontext, dtype=torch.float32, mirror=mirror, each=report)
         lost = sorted(set().union(*world.all_gather_object(unreadable)))
-    return Evaluation(folder, config["architecture"], found, [source.locate(index) for index in lost])
+    is_best = (folder.parent.parent / "best").resolve() == folder
+    return Evaluation(
+        folder, is_best, config["architecture"], source.name, found, [source.locate(index) for index in lost]
+    )
 
 
 def _labels(config: Mapping[str, Any], folder: Path, classes: Sequence[str], data: str) -> Tensor:

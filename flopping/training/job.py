@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from flopping.data.images import ImageDataset
 from flopping.errors import UsageError
 from flopping.files import atomic_write
-from flopping.models.zoo import registered_name
+from flopping.training.networks import identify
 from flopping.training.recipe import Count, Recipe, read
 
 RUN = "run.json"
@@ -45,6 +45,8 @@ class Job:
     init: str | None = None
     """Weights to start from."""
     new_head: bool = False
+    network: str | None = None
+    """What `model` stands for: see `identify`. Unknown for runs of older versions."""
     fingerprint: str | None = None
     """What the data is, wherever it lies: see `fingerprint`. Unknown before the data is open."""
 
@@ -122,7 +124,7 @@ def _differences(stored: Job, requested: Job) -> list[tuple[str, Any, Any]]:
         if each.name not in ("about", "model")  # the job names the model
     ]
     found += [(name, getattr(stored, name), getattr(requested, name)) for name in ("micro_batch", "new_head")]
-    if registered_name(stored.model) != registered_name(requested.model):
+    if (stored.network or identify(stored.model)) != (requested.network or identify(requested.model)):
         found.append(("model", stored.model, requested.model))
     if (stored.init and os.path.realpath(stored.init)) != (requested.init and os.path.realpath(requested.init)):
         found.append(("init", stored.init, requested.init))

@@ -113,7 +113,7 @@ class Recipe:
     """All that decides what is learned. What only decides how fast (devices, processes, workers) is no part of it."""
 
     about: Annotated[About, "the header: source, command, expected, cost, notes"] = field(default_factory=About)
-    family: Annotated[Family, "the networks it is for"]
+    family: Annotated[Family | None, "the networks it is for; null: any"] = None
 
     model: Annotated[str, "the network, if none is named on the command line"] = ""
     model_args: Annotated[PlainTable, "arguments of the network beyond its name, as its width"] = field(
@@ -122,6 +122,9 @@ class Recipe:
     drop_path: Annotated[BelowOne, "stochastic depth"] = 0.0
     drop_path_rises: Annotated[bool, "whether stochastic depth rises linearly from 0 over the blocks"] = False
     dropout: Annotated[BelowOne, "dropout before the classifier"] = 0.0
+    layer_scale: Annotated[
+        Positive | None, "where layer scales start, in networks that have them; null: as the network has it"
+    ] = None
 
     img_size: Annotated[Count, "height and width of images"] = 224
     in_chans: Annotated[Count, "3 for colour images, 1 for grey ones"] = 3
@@ -140,6 +143,9 @@ class Recipe:
     min_lr: Annotated[NotNegative, "learning rate at the end"] = 1e-5
     weight_decay: Annotated[NotNegative, "weight decay, on matrices and filters only"] = 0.0
     clip_grad: Annotated[Positive | None, "largest norm of the gradient; null: any, LAMB's own limit off too"] = None
+    layer_decay: Annotated[
+        PositiveShare | None, "factor of the learning rate from each block to the one before it; null: the same rate"
+    ] = None
     ema: Annotated[
         Annotated[float, Interval(gt=0, lt=1)] | None,
         "decay of a moving average of the weights, kept and tested beside them",
@@ -207,7 +213,7 @@ class Recipe:
         flopping.errors.UsageError: resmlp_24_224 is a ResMLP and the recipe is for ViT; for ResMLP there are ...
         """
         found = family_of(model_name)
-        if found not in (None, self.family):
+        if self.family is not None and found not in (None, self.family):
             fitting = ", ".join(name for name, family in _families().items() if family == found)
             raise UsageError(
                 f"{model_name} is a {found} and the recipe is for {self.family}; for {found} there are {fitting}"
@@ -317,6 +323,6 @@ def _folder() -> Traversable:
 
 
 @lru_cache
-def _families() -> dict[str, str]:
+def _families() -> dict[str, str | None]:
     """The families of the package's recipes."""
-    return {name: parse_yaml(text_of(name))["family"] for name in names()}
+    return {name: parse_yaml(text_of(name)).get("family") for name in names()}

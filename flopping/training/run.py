@@ -18,11 +18,11 @@ from flopping.data.images import ImageDataset
 from flopping.errors import RunInterruptedError, UsageError
 from flopping.files import folder_lock
 from flopping.machine import deterministic_algorithms, usable_precision
-from flopping.models.zoo import registered_name
 from flopping.training.checkpoint import Checkpoint, CheckpointManager, read_manifest
 from flopping.training.distributed import SharedUsageError, StopSignals, World, init_world
 from flopping.training.evaluate import Accuracy
 from flopping.training.job import RUN, Job, RunOptions, fingerprint
+from flopping.training.networks import identify, is_own_code
 from flopping.training.run_log import CURVES, LOG, read_log, warn
 from flopping.training.trainer import Trainer
 
@@ -41,7 +41,9 @@ def train(
     starts from the beginning.
     """
     job.recipe.require_family(job.model)
-    registered_name(job.model)  # an unknown network is refused before images are opened
+    job = replace(job, network=identify(job.model))  # an unknown network is refused before images are opened
+    if machine.shard and is_own_code(job.model):
+        raise UsageError(f"--shard takes networks by name, and {job.model!r} is your own code: train without it")
     with init_world(machine.device) as here, ExitStack() as stack:
         signals = StopSignals(verbose=here.is_main, launched=here.launched)
         stack.enter_context(signals)
@@ -106,7 +108,7 @@ def _build_trainer(
 def _open_data(job: Job, here: World) -> tuple[ImageDataset, ImageDataset, str]:
     """The images of a job and their fingerprint, which must be the same on all ranks and as the job has it."""
     with here.raise_on_all_ranks():
-        train, test = (open_dataset(job.data, split, job.root) for split in ("train", "test"))
+        train, test = (open_dataset(job.data, split, job.root) for split in ("train", "validation"))
         require_same_classes(train, test, job.data)
         found = fingerprint(train, test)
     prints = here.all_gather_object(found)

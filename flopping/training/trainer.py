@@ -28,8 +28,10 @@ from flopping.errors import (
     UsageError,
     as_usage_error,
     pluralize,
+    shorten,
 )
 from flopping.files import remedy
+from flopping.models.weights import fit_weights
 from flopping.training.checkpoint import CONFIG, Checkpoint, CheckpointManager
 from flopping.training.distributed import StopSignals, World
 from flopping.training.evaluate import Accuracy, UnreadableImages, accuracy, pad_after_read_error, stop_on_all_ranks
@@ -39,7 +41,6 @@ from flopping.training.networks import (
     build,
     create_config,
     ignores_mirroring,
-    load_pretrained,
     normalisation,
     read_initial_weights,
 )
@@ -81,7 +82,7 @@ class Trainer:
         chosen = {name: getattr(recipe, name) for name in fields}
         preparation = self._preparation(create_training_transform(self.normal, flip=self.flip, **chosen))
         self.source = create_data_source(train, preparation, self.sampler, machine.workers)
-        self.config = create_config(model, recipe, self.normal, train.classes)
+        self.config = create_config(model, job.model, recipe, self.normal, train.classes)
         self.manager = CheckpointManager(folder)
         self.progress = Progress()
         self.unreadable = UnreadableImages(train, test, world, machine.unreadable_share)
@@ -102,7 +103,10 @@ class Trainer:
         if shard:
             source = build(job.recipe, job.model, classes) if self.world.is_main else None
         if source is not None and job.init is not None:
-            load_pretrained(source, read_initial_weights(Path(job.init)), repr(job.init), new_head=job.new_head)
+            with as_usage_error(ValueError, context=f"--init {job.init}"):
+                notes = fit_weights(source, read_initial_weights(job.init), new_head=job.new_head)
+            if notes and self.world.is_main:
+                self.console.print(f"--init {job.init}: {shorten(notes, 3)}", highlight=False, markup=False)
         assert model is not None
         return model, source
 
@@ -188,7 +192,7 @@ class Trainer:
                 "step",
                 epoch=progress.step / self.order.steps,
                 loss=progress.loss_sum / progress.losses,
-                lr=float(self.learner.optimizer.param_groups[0]["lr"]),
+                lr=max(float(group["lr"]) for group in self.learner.optimizer.param_groups),
                 images_per_s=window.images / window.seconds if window.seconds else None,
                 waiting=window.waiting / window.seconds if window.seconds else None,
             )
