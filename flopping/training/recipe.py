@@ -272,7 +272,7 @@ def family_of(name: str) -> Family | None:
     ('ViT', None, None)
     """
     plain = re.sub(r"^hf[-_]hub:(.*/)?", "", name.lower())
-    found = re.match(r"(?:test_|[ehi]\(?)?(vit|deit|resmlp|convnext)(?:v2)?\d?[-_. ]", plain)
+    found = re.match(r"(?:test_|[ehi]\(?)?(vit|deit|resmlp|convnext)(?:v2)?\d?(?:[-_. ]|$)", plain)
     return _NAMES[found[1]] if found else None
 
 
