@@ -54,6 +54,7 @@ def accuracy(
     """Count right answers over all processes; images without a class (below 0) only fill a batch."""
     # images, top-1, top-5, loss, mirrored top-1, changed: added up on the device, which is waited for at the end only
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)
+    classes = 0
     with torch.no_grad():
         for batch in batches:
             x = batch.images.to(world.device, dtype, non_blocking=True)

@@ -79,6 +79,7 @@ def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
 
 def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     registered = registered_name(name)
+    recipe.require_known_arguments()
     args: dict[str, Any] = {"drop_rate": recipe.dropout, **recipe.model_args}
     cfg = timm.get_pretrained_cfg(registered)
     if cfg is not None and cfg.fixed_input_size:

@@ -65,8 +65,14 @@ use_grn weight_init
 """
 MODEL_ARGS = frozenset(_MODEL_ARGS.split())
 """Arguments of networks that a recipe may set. timm's other ones read files and change what a network returns."""
-SET_BY_FIELDS = {"img_size": "img_size", "in_chans": "in_chans", "drop_path_rate": "drop_path", "drop_rate": "dropout"}
-"""Arguments of networks that fields of a recipe decide, and which ones."""
+SET_BY_FIELDS = {
+    "img_size": "img_size",
+    "in_chans": "in_chans",
+    "drop_path_rate": "drop_path",
+    "drop_rate": "dropout",
+    "num_classes": "the images",
+}
+"""Arguments of networks that fields of a recipe or the images decide, and which ones."""
 
 _NUMBER = r"\d+(\.\d+)?"
 _POLICIES = (
@@ -179,8 +185,8 @@ class Recipe:
         for name in self.model_args:
             if name in SET_BY_FIELDS:
                 raise ValueError(f"{name} is decided by {SET_BY_FIELDS[name]}, and can't be in model_args too")
-            if name not in MODEL_ARGS:
-                raise ValueError(f"model_args takes {', '.join(sorted(MODEL_ARGS))}, got {name!r}")
+            if not name.isidentifier():
+                raise ValueError(f"model_args are named as in Python, got {name!r}")
         if self.model:
             self.require_family(self.model)
         if self.warmup_epochs and self.warmup_epochs >= self.epochs:
@@ -203,6 +209,12 @@ class Recipe:
             raise ValueError(
                 f"augment is null or a policy of timm's, as 3a or rand-m9-mstd0.5-inc1, got {self.augment!r}"
             )
+
+    def require_known_arguments(self) -> None:
+        """Refuse arguments that a registered network of ours or timm's does not take from a recipe."""
+        for name in self.model_args:
+            if name not in MODEL_ARGS:
+                raise UsageError(f"model_args of a registered network are {', '.join(sorted(MODEL_ARGS))}; got {name!r}")
 
     def require_family(self, model_name: str) -> None:
         """Refuse a network of another family, by its name; a network of an unknown family is taken.
