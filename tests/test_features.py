@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.finite_groups import abstract, near, random
 
-from flopping import Feature, Group, Layout, flip, flop, octic, rot90, rot180
+from flopping import Feature, Group, Layout, flip, flop, functional, octic, rot90, rot180
 from flopping.groups import grid_groups
 
 GROUPS = list(grid_groups().values())
@@ -81,6 +81,30 @@ def test_random_features() -> None:
     assert {(part.device.type, part.dtype) for part in layout.random(1, device="meta", dtype=torch.half)} == {
         ("meta", torch.half)
     }
+
+
+@pytest.mark.parametrize("group", [*GROUPS, abstract("Q8")], ids=str)
+def test_features_side_by_side(group: Group) -> None:
+    """They are split again into what they were, the group acts on each, and their layout is the sum."""
+    layouts = [Layout.regular(group, 2 * group.order + extra, extra=extra) for extra in (0, 3, 1)]
+    parts = [feature(layout, 2, 5, seed=i) for i, layout in enumerate(layouts)]
+    both, whole = layouts[0] + layouts[1] + layouts[2], functional.cat(parts)
+    assert both == Layout.regular(group, 6 * group.order + 4, extra=4)
+    for again, part in zip(functional.split(both.parts(whole), layouts), parts, strict=True):
+        equal(again, part)
+    for g in range(group.order):
+        equal(both.act(g, whole), functional.cat([la.act(g, p) for la, p in zip(layouts, parts, strict=True)]))
+
+
+@pytest.mark.parametrize("group", [*GROUPS, abstract("Q8")], ids=str)
+@pytest.mark.parametrize(("copies", "extra"), [(2, 0), (2, 3), (0, 3)])
+def test_regular_basis_and_back(group: Group, copies: int, extra: int) -> None:
+    layout = Layout.regular(group, copies * group.order + extra, extra=extra)
+    x = feature(layout, 4)
+    values, rest = functional.to_regular(x, layout)
+    copies, extra = layout.copies, layout.extra  # the trivial group has no extra channels
+    assert [tuple(v.shape) for v in (*values, rest)] == [*[(4, copies)] * group.order, (4, extra)]
+    equal(functional.from_regular(values, rest, layout), x)
 
 
 # --- packing ---------------------------------------------------------------------------------------
@@ -183,6 +207,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "whole numbers, got dim=8, extra='2'": lambda: Layout.regular(flop, 8, extra="2"),  # type: ignore[arg-type]
     "times 0.5 is not a whole number of copies": lambda: UNEVEN * 0.5,
     "times inf is not a whole number of copies": lambda: UNEVEN * float("inf"),
+    "got Layout(flop, even=5, odd=2) and Layout(rot90": lambda: UNEVEN + PLANE,
+    "split: Layout(flop, even=10": lambda: functional.split(UNEVEN.random(2), [UNEVEN, UNEVEN]),
     "unknown group 'flap'": lambda: Layout.regular("flap", 4),
     "got Layout(flop, even=2, odd=3)": lambda: Layout(flop, (2, 3)).copies,
     "equal shares of all irreps": lambda: Layout(octic, (2, 2, 2, 2, 3)).extra,

@@ -1,12 +1,16 @@
 """The tester is tested: it finds the symmetry missing where it is missing, and leaves the module as it was."""
 
+import re
+
 import pytest
 import torch
+from support.doc_pages import ROOT, blocks
 from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Attention
 from torch import nn
 
-from flopping import Layout, flipflop, flop, octic, trivial
+import flopping
+from flopping import Layout, flipflop, flop, octic
 from flopping import nn as fnn
 from flopping.testing import assert_equivariant, equivariance_errors, randomize_, relative_error
 from flopping.testing.verify import first_break, verify
@@ -84,9 +88,17 @@ def test_checker_says_what_it_misses() -> None:
         equivariance_errors(torch.nn.Linear(3, 3), torch.zeros(1, 3))
     with pytest.raises(TypeError, match="needs a layout that says how flop acts"):
         equivariance_errors(torch.nn.Identity(), (torch.zeros(1),), group="flop")
-    layout = Layout.regular(trivial, 4)
-    with pytest.raises(ValueError, match="nothing to check"):
-        assert_equivariant(fnn.LayerNorm(layout), layout.random(2))
+    with pytest.raises(ValueError, match="nothing to check: ToRegular"):
+        assert_equivariant(fnn.ToRegular(EQUAL), EQUAL.random(2))
+
+
+@pytest.mark.parametrize("group", ["flop", "octic", "trivial"])
+def test_network_of_the_readme(group: str) -> None:
+    """As it stands, with any group in place of flop."""
+    *_, network = [b.text for b in blocks(ROOT / "README.md") if b.language == "python" and "fnn" in b.text]
+    names: dict[str, object] = {"flopping": flopping, "image": torch.randn(1, 3, 224, 224)}
+    exec(re.sub(r"\bflop\b", group, network), names)
+    assert names["width"] == Layout.regular(group, 384)
 
 
 @pytest.mark.parametrize("where", [0, 1])
