@@ -24,7 +24,7 @@ from flopping.groups.symmetries import SYMMETRIES
 from flopping.models.backbone import Backbone
 from flopping.models.blocks import find_blocks
 from flopping.models.weights import load_weights
-from flopping.models.zoo import registered_name
+from flopping.models.zoo import ZOO, registered_name
 from flopping.nn import DropPath as EquivariantDropPath
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, WEIGHTS, read_manifest
 from flopping.training.recipe import Recipe
@@ -44,7 +44,7 @@ def ignores_mirroring(model: nn.Module) -> bool:
 def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
     """The network of a recipe, with weights that its seed decides."""
     registered = registered_name(name)
-    args: dict[str, Any] = {"drop_rate": recipe.dropout, **recipe.model_args}
+    args: dict[str, Any] = {"drop_rate": recipe.dropout, **model_args(recipe, registered)}
     cfg = timm.get_pretrained_cfg(registered)
     if cfg is not None and cfg.fixed_input_size:
         args.setdefault("img_size", recipe.img_size)
@@ -55,6 +55,14 @@ def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
         )
     set_drop_path(find_blocks(model), recipe.drop_path, recipe.drop_path_rises)
     return model
+
+
+def model_args(recipe: Recipe, registered: str) -> dict[str, Any]:
+    """The arguments that a recipe has for a network; how the paper starts E(X) is nothing to timm's own networks."""
+    args = dict(recipe.model_args)
+    if registered not in ZOO and args.get("weight_init") == "reference":
+        del args["weight_init"]
+    return args
 
 
 def set_drop_path(blocks: Sequence[nn.Module], rate: float, rises: bool) -> None:
@@ -89,7 +97,8 @@ def create_config(model: nn.Module, recipe: Recipe, normal: Normalisation, label
         interpolation=recipe.interpolation,
         num_classes=len(labels),
     )
-    args = {"in_chans": recipe.in_chans, **recipe.model_args}
+    registered = model.pretrained_cfg["architecture"]  # type: ignore[operator, index]
+    args = {"in_chans": recipe.in_chans, **model_args(recipe, str(registered))}
     if model.pretrained_cfg.get("fixed_input_size"):  # type: ignore[operator, union-attr]
         args.setdefault("img_size", size)
     with tempfile.TemporaryDirectory() as folder:

@@ -117,9 +117,9 @@ def test_what_the_table_leaves_out(name: str) -> None:
     assert (r.warmup_lr, r.min_lr) == ((0.0, 1e-6) if convnext else (1e-6, 1e-5))
     assert (r.drop_path_rises, r.ema) == ((True, 0.9999) if convnext else (False, None))
     assert (r.interpolation, r.crop_scale, r.flip, r.in_chans, r.mean, r.std) == ("bicubic", 0.08, 0.5, 3, None, None)
-    assert r.model_args == {}
+    assert r.model_args == {"weight_init": "reference"}
     written = set(re.findall(r"^(\w+):", text_of(name), re.MULTILINE))
-    assert written == {field for field, _, _ in documentation()} - {"model_args", "in_chans", "mean", "std", "seed"}
+    assert written == {field for field, _, _ in documentation()} - {"in_chans", "mean", "std", "seed"}
 
 
 @pytest.mark.parametrize("name", names())
@@ -207,7 +207,7 @@ def test_command_shows_one_with_fields_changed() -> None:
     changes = ["lr=1e-3", "mean=[0.5]", "model_args.embed_dim=64"]
     recipe = read(run("resmlp_tiny", *changes), "shown")
     assert recipe == load("resmlp_tiny").override(changes)
-    assert (recipe.lr, recipe.mean, recipe.model_args) == (1e-3, (0.5,), {"embed_dim": 64})
+    assert (recipe.lr, recipe.mean, recipe.model_args) == (1e-3, (0.5,), {"weight_init": "reference", "embed_dim": 64})
 
 
 def test_command_shows_the_fields() -> None:
