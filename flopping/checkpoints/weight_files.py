@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from timm.models._hub import save_config_for_hf
+from torch import Tensor, nn
 
-from flopping.errors import UsageError
-from flopping.files import atomic_write, require_writable
+from flopping.errors import UsageError, as_usage_error
+from flopping.files import atomic_write, atomic_write_folder, require_writable
 
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+"""The files of a folder that timm loads."""
 _NESTED = ("model", "state_dict", "model_state_dict")
 """Where training scripts put the weights beside their other state."""
 
@@ -28,8 +32,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"no file {str(path)!r}")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
-    return table_of_weights(content, repr(str(path)))
+    if path.suffix != ".safetensors":
+        return table_of_weights(read_torch(path), repr(str(path)))
+    with as_usage_error(SafetensorError, OSError, context=f"{str(path)!r} is no whole .safetensors file"):
+        return table_of_weights(load_file(path), repr(str(path)))
 
 
 def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
@@ -38,20 +44,12 @@ def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
         raise UsageError(f"{what} is no table of weights but a {type(content).__name__}")
     table: Mapping[Any, Any] = content
     table = next((table[name] for name in _NESTED if isinstance(table.get(name), Mapping)), table)
-    strange = [key for key, value in table.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
-    if strange:
-        kinds = ", ".join(f"{key!r} ({type(table[key]).__name__})" for key in strange[:4])
-        raise UsageError(f"{what} is no table of weights: besides tensors it holds {kinds}")
+    for key, value in table.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise UsageError(f"{what} is no table of weights: it holds {key!r} ({type(value).__name__})")
     if not table:
         raise UsageError(f"{what} holds no weights")
     return dict(table)
-
-
-def _read_safetensors(path: Path) -> object:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UsageError(f"{str(path)!r} is no whole .safetensors file: {error}") from error
 
 
 def read_torch(path: Path) -> object:
@@ -95,3 +93,28 @@ def write_weights(
         except SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
             raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
+
+
+def require_output_folder(path: Path, overwrite: bool) -> None:
+    """Refuse a folder that can't be written, or that holds more than a saved network."""
+    require_writable(path, overwrite, folder=True)
+    others = sorted(set(os.listdir(path)) - {CONFIG, WEIGHTS}) if path.is_dir() else []
+    if others:
+        raise UsageError(f"{str(path)!r} holds more than a saved network ({others[0]!r}), and is not replaced")
+
+
+def write_folder(
+    model: nn.Module,
+    path: Path,
+    model_args: Mapping[str, Any],
+    labels: Sequence[str] | None = None,
+    input_size: Sequence[int] | None = None,
+) -> None:
+    """A folder that timm loads: the weights, and a config with the arguments, the classes and the preprocessing."""
+    with atomic_write_folder(path) as place:
+        save_config_for_hf(model, place / CONFIG, {} if labels is None else {"label_names": list(labels)}, model_args)
+        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+        if input_size is not None:
+            config["pretrained_cfg"]["input_size"] = list(input_size)
+        (place / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        write_weights(model.state_dict(), place / WEIGHTS)
