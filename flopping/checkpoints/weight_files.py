@@ -10,9 +10,10 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from timm.models._hub import save_config_for_hf
@@ -50,6 +51,42 @@ def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
     if not table:
         raise UsageError(f"{what} holds no weights")
     return dict(table)
+
+
+class Preprocessing(BaseModel):
+    """What a config.json says about images; timm takes its own values for what is missing."""
+
+    input_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (3, 224, 224)
+    crop_pct: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
+    crop_mode: Literal["center", "squash", "border"] = "center"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"] = "bicubic"
+    mean: tuple[FiniteFloat, ...] | None = None
+    std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_value_per_channel(self) -> Preprocessing:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) != self.input_size[0]:
+                channels = f"images of {self.input_size[0]} x {self.input_size[1]} x {self.input_size[2]}"
+                raise ValueError(f"{name} has one value per channel of {channels}, got {list(values)}")
+        return self
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder that timm loads; one that no images can be prepared by is refused."""
+    path = folder / CONFIG
+    with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} can't be read"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
+        raise UsageError(f"{str(path)!r} names no architecture: it is none of timm's")
+    try:
+        Preprocessing.model_validate(config.get("pretrained_cfg") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        got = f", got {first['input']!r}" if where else ""
+        raise UsageError(f"{str(path)!r}: {where} {first['msg']}{got}") from error
+    return config
 
 
 def read_torch(path: Path) -> object:
