@@ -81,7 +81,7 @@ def predict(
             x = classifier.batch(images) if images else None
             logits, mirrored = (
                 _logits(classifier, x),
-                _logits(classifier, x.flip(-1) if check_mirror and images else None),
+                _logits(classifier, x.flip(-1) if check_mirror and x is not None else None),
             )
             for name, image in found:
                 if isinstance(image, Failed):
