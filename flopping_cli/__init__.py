@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
+
+with suppress(ValueError):  # not in the main thread
+    _handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during these imports ends without a traceback
 
 import typer
 from rich.console import Console
@@ -60,3 +65,7 @@ def demo(
 
     with train.report_end(Console(stderr=True), output, again="the same command"):
         run(Console(), output, progress=progress_console(quiet))
+
+
+with suppress(ValueError):
+    signal.signal(signal.SIGINT, _handler)

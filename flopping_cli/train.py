@@ -156,10 +156,13 @@ def train(
 
 def show_accuracy(what: str, found: Accuracy) -> None:
     """A result in words."""
-    typer.echo(f"{what} on {found.images} test images:")
-    typer.echo(f"  top-1 {found.top1:.2f} %, top-5 {found.top5:.2f} %")
+    from flopping.errors import pluralize
+
+    typer.echo(f"{what} on {pluralize(found.images, 'test image')}:")
+    typer.echo(f"  top-1 {found.top1:.2f} %" + ("" if found.top5 is None else f", top-5 {found.top5:.2f} %"))
     if found.mirrored_top1 is not None:
-        typer.echo(f"  mirrored: top-1 {found.mirrored_top1:.2f} %; {found.changed} images get another class")
+        changed = f"{pluralize(found.changed or 0, 'image')} {'gets' if found.changed == 1 else 'get'} another class"
+        typer.echo(f"  mirrored: top-1 {found.mirrored_top1:.2f} %; {changed}")
 
 
 @contextmanager

@@ -29,8 +29,9 @@ class Accuracy:
 
     images: int
     top1: float
-    top5: float
     loss: float
+    top5: float | None = None
+    """None for networks with at most five classes."""
     mirrored_top1: float | None = None
     """The same for mirrored images."""
     changed: int | None = None
@@ -53,6 +54,7 @@ def accuracy(
     """Count right answers over all processes; images without a class (below 0) only fill a batch."""
     # images, top-1, top-5, loss, mirrored top-1, changed: added up on the device, which is waited for at the end only
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)
+    classes = 0
     with torch.no_grad():
         for batch in batches:
             x = batch.images.to(world.device, dtype, non_blocking=True)
@@ -60,6 +62,7 @@ def accuracy(
             counted = labels >= 0
             with precision():
                 logits = forward(x).to(dtype)
+            classes = logits.shape[1]
             best = logits.topk(min(5, logits.shape[1])).indices
             hits = best == labels[:, None]
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
@@ -76,8 +79,8 @@ def accuracy(
     return Accuracy(
         int(total),
         100 * right / total,
-        100 * among / total,
         loss_sum / total,
+        100 * among / total if classes > 5 else None,
         100 * mirrored / total if mirror else None,
         int(changed) if mirror else None,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from timm.layers import DropPath
 from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
-from flopping.checkpoints.weight_files import read_weights
+from flopping.checkpoints.weight_files import read_config, read_weights
 from flopping.data.augment import Normalisation, Preparation, create_eval_transform
 from flopping.data.order import derive_seed, seed_generators
 from flopping.errors import UsageError, as_usage_error
@@ -122,11 +121,8 @@ def find_checkpoint(path: Path) -> Path:
 def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, dict[str, Any]]:
     """The network in a checkpoint's folder, and its config. Corrupted files are refused."""
     if (folder / MANIFEST).exists():
-        read_manifest(folder).verify()
-    with as_usage_error(OSError, ValueError, context=f"{str(folder / CONFIG)!r} can't be read"):
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
-        raise UsageError(f"{str(folder / CONFIG)!r} names no architecture: it is none of timm's")
+        read_manifest(folder).verify(CONFIG, AVERAGE if average else WEIGHTS)
+    config = read_config(folder)
     if average and not (folder / AVERAGE).is_file():
         raise UsageError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
     try:
