@@ -124,7 +124,9 @@ def _walk(folder: Path, on_error: Callable[[OSError], object] | None) -> Iterato
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(place, name) for name in files if not name.startswith("."))
+        paths = (os.path.join(place, name) for name in files if not name.startswith("."))
+        # reading a pipe or a device would never end; a link that leads nowhere is reported when it is read
+        yield from (path for path in paths if os.path.isfile(path) or not os.path.exists(path))
 
 
 def _is_class(path: Path) -> bool:
