@@ -22,7 +22,6 @@ from flopping_cli.train import (
     Compile,
     Data,
     Device,
-    HiddenChunk,
     MicroBatch,
     Model,
     RecipeName,
@@ -267,7 +266,6 @@ def loader(
     model: Model = "",
     root: Root = None,
     micro_batch: MicroBatch = None,
-    chunk: HiddenChunk = None,
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
@@ -285,7 +283,7 @@ def loader(
     from flopping.lab.bench.loader import measure
     from flopping.training.job import RunOptions
 
-    job = build_job(recipe, changes, data, model, root, micro_batch or chunk)
+    job = build_job(recipe, changes, data, model, root, micro_batch)
     machine = RunOptions(device, default_workers() if workers is None else workers, compile)
     try:
         found = measure(job, machine, progress_console(quiet), seconds)

@@ -50,7 +50,6 @@ Model = Annotated[str, typer.Option(help='A network, as "E(ViT-B)"; by default t
 MicroBatch = Annotated[
     int | None, typer.Option(min=1, help="Images that go through the network together; part of the result.")
 ]
-HiddenChunk = Annotated[int | None, typer.Option("--chunk", min=1, hidden=True)]
 Compile = Annotated[bool, typer.Option(help="Compile the network.")]
 
 
@@ -90,10 +89,12 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder, if there is one.")
     ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="With --resume: start anew if all checkpoints are corrupted.")
+    ] = False,
     init: Annotated[str | None, typer.Option(help="Weights to start from: a file, a checkpoint, a run.")] = None,
     new_head: Annotated[bool, typer.Option("--new-head", help="With --init: start with a new classifier.")] = False,
     micro_batch: MicroBatch = None,
-    chunk: HiddenChunk = None,
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
@@ -128,7 +129,7 @@ def train(
     from flopping.training.run import train as run
 
     console = Console(stderr=True)
-    job = build_job(recipe, changes, data, model, root, micro_batch or chunk, init, new_head)
+    job = build_job(recipe, changes, data, model, root, micro_batch, init, new_head)
     workers = default_workers() if workers is None else workers
     machine = RunOptions(
         device=device,
@@ -143,7 +144,7 @@ def train(
         unreadable_share=unreadable_share,
     )
     with report_end(console, output):
-        result = run(job, machine, output, progress_console(quiet), resume=resume)
+        result = run(job, machine, output, progress_console(quiet), resume=resume, restart=restart)
         if is_rank0():
             show_curves(output, job.model, progress_console(quiet))
     if not is_rank0():

@@ -32,10 +32,13 @@ MAX_IMBALANCE = 1.1
 """A rank may have so many times its even share of a batch, where micro-batches can't be shared evenly."""
 
 
-def train(job: Job, machine: RunOptions, folder: Path, console: Console, *, resume: bool = False) -> Accuracy:
+def train(
+    job: Job, machine: RunOptions, folder: Path, console: Console, *, resume: bool = False, restart: bool = False
+) -> Accuracy:
     """Train, or go on with training, in this process or in all that `torchrun` started.
 
-    A complete run returns its result, and nothing is changed.
+    A complete run returns its result, and nothing is changed. With `restart`, a run whose checkpoints are all corrupted
+    starts from the beginning.
     """
     job.recipe.require_family(job.model)
     registered_name(job.model)  # an unknown network is refused before images are opened
@@ -64,7 +67,7 @@ def train(job: Job, machine: RunOptions, folder: Path, console: Console, *, resu
                     _find_run(folder, resume=False)  # another process may have begun meanwhile
                     trainer.job.write(folder)
         if trainer is None:
-            start = _find_start(folder, here, console)
+            start = _find_start(folder, here, console, restart)
             result = None if start is None else _find_result(folder, start.step)
             if result is not None:
                 if moved:
@@ -76,8 +79,6 @@ def train(job: Job, machine: RunOptions, folder: Path, console: Console, *, resu
             trainer = _build_trainer(replace(job, init=init), machine, folder, here, console, signals)
             if start is not None:
                 trainer.restore(start)
-            if here.is_main and job.fingerprint is None:  # of an older version
-                replace(job, fingerprint=trainer.job.fingerprint).write(folder)
         _stop_if_requested(here, signals)
         return trainer.run()
 
@@ -203,13 +204,13 @@ def default_micro_batch(batch_size: int, world_size: int, most: int, even: bool)
     return max(n for n in found if images[n] <= least)
 
 
-def _find_start(folder: Path, here: World, console: Console) -> Checkpoint | None:
+def _find_start(folder: Path, here: World, console: Console, restart: bool) -> Checkpoint | None:
     """The newest valid checkpoint of a run, which rank 0 looks for and all ranks read."""
     manager = CheckpointManager(folder)
     step = None
     with here.raise_on_all_ranks():
         if here.is_main:
-            newest, problems = manager.find_newest()
+            newest, problems = manager.find_newest(restart=restart)
             step = None if newest is None else newest.step
             instead = "the run starts from the beginning" if step is None else f"the one of step {step} is used"
             for problem in problems:

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from flopping.data.augment import Augmentation, Preparation, Transform, create_eval_transform, create_training_transform
+from flopping.data.augment import Preparation, Transform, create_eval_transform, create_training_transform
 from flopping.data.batches import TimedBatches, WorkerLostError, detect_lost_workers
 from flopping.data.images import ImageDataset
 from flopping.data.loader import create_data_source, create_evaluation_loader
@@ -77,16 +77,9 @@ class Trainer:
         self.model, self.dtype = model, self.learner.dtype
         self.flip = 0.0 if ignores_mirroring(model) else recipe.flip
         self.normal = normalisation(recipe, model)
-        augmentation = Augmentation(
-            img_size=recipe.img_size,
-            crop_scale=recipe.crop_scale,
-            flip=self.flip,
-            color_jitter=recipe.color_jitter,
-            policy=recipe.augment,
-            interpolation=recipe.interpolation,
-            erase=recipe.erase,
-        )
-        preparation = self._preparation(create_training_transform(augmentation, self.normal))
+        fields = ("img_size", "crop_scale", "color_jitter", "augment", "interpolation", "erase")
+        chosen = {name: getattr(recipe, name) for name in fields}
+        preparation = self._preparation(create_training_transform(self.normal, flip=self.flip, **chosen))
         self.source = create_data_source(train, preparation, self.sampler, machine.workers)
         self.config = create_config(model, recipe, self.normal, train.classes)
         self.manager = CheckpointManager(folder)
@@ -279,17 +272,21 @@ class Trainer:
             "images": len(self.train),
         }
         parts = chain([(CONFIG, self.config)], self.learner.gather(progress))
-        problem, path = None, self.folder
+        problem: Exception | None = None
+        path = self.folder
         if self.world.is_main:
             try:
                 path = self.manager.save(self.progress.step, score, parts)
-            except OSError as error:
-                problem = f"{error.strerror}. {self._name_last_checkpoint()}{remedy(error)}, then go on with --resume"
+            except Exception as error:
+                problem = error
         else:
             deque(parts, maxlen=0)  # takes part in gathering
-        problem = self.world.first_problem(problem)
-        if problem is not None:
-            raise RunStoppedError(problem)
+        with self.world.raise_on_all_ranks():
+            if isinstance(problem, OSError):
+                then = f"{self._name_last_checkpoint()}{remedy(problem)}, then go on with --resume"
+                raise RunStoppedError(f"{problem.strerror}. {then}") from problem
+            if problem is not None:
+                raise problem
         self.saved_at = monotonic()
         return path
 

@@ -301,5 +301,5 @@ def test_a_reader_that_has_enough(photos: Path, ordinary: Path, tmp_path: Path, 
     process = launcher.start(tmp_path, "predict", str(ordinary), str(copies), *options)
     with open(tmp_path / "out.txt", encoding="utf-8") as out:
         assert out.readline() == ",".join(COLUMNS) + "\n"
-    assert int(process.launcher.answer()) == 1
+    assert process.wait_for_code() == 1
     assert process.err.read_text() == ""
