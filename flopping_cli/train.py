@@ -187,11 +187,14 @@ def name_network(model: str) -> str:
 
 def show_accuracy(what: str, images: str, found: Accuracy) -> None:
     """A result in words."""
+    from flopping.errors import pluralize
+
     typer.echo(f"{what} on {found.images} {images}:")
     top5 = "" if found.top5 is None else f", top-5 {found.top5:.2f} %"
     typer.echo(f"  top-1 {found.top1:.2f} %{top5}")
     if found.mirrored_top1 is not None:
-        typer.echo(f"  mirrored: top-1 {found.mirrored_top1:.2f} %; {found.changed} images get another class")
+        changed = f"{pluralize(found.changed or 0, 'image')} {'gets' if found.changed == 1 else 'get'} another class"
+        typer.echo(f"  mirrored: top-1 {found.mirrored_top1:.2f} %; {changed}")
 
 
 @contextmanager

@@ -29,9 +29,9 @@ class Accuracy:
 
     images: int
     top1: float
-    top5: float | None
-    """None for five classes and fewer."""
     loss: float
+    top5: float | None = None
+    """None for networks with at most five classes."""
     mirrored_top1: float | None = None
     """The same for mirrored images."""
     changed: int | None = None
@@ -63,7 +63,7 @@ def accuracy(
             with precision():
                 logits = forward(x).to(dtype)
             classes = logits.shape[1]
-            best = logits.topk(min(5, classes)).indices
+            best = logits.topk(min(5, logits.shape[1])).indices
             hits = best == labels[:, None]
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
             counts = [counted.sum(), hits[:, 0].sum(), hits.sum(), loss]
@@ -79,8 +79,8 @@ def accuracy(
     return Accuracy(
         int(total),
         100 * right / total,
-        100 * among / total if classes > 5 else None,
         loss_sum / total,
+        100 * among / total if classes > 5 else None,
         100 * mirrored / total if mirror else None,
         int(changed) if mirror else None,
     )

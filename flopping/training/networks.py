@@ -9,18 +9,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import timm
 import torch
-from pydantic import Strict
-from pydantic.dataclasses import dataclass
 from timm.data import resolve_model_data_config
 from timm.layers import DropPath
 from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
-from flopping.checkpoints.weight_files import read_weights
+from flopping.checkpoints.weight_files import read_config, read_weights
 from flopping.data.augment import Normalisation, Preparation, create_eval_transform
 from flopping.data.order import derive_seed, seed_generators
 from flopping.errors import UsageError, as_usage_error
@@ -29,31 +27,10 @@ from flopping.models import targets
 from flopping.models.backbone import Backbone
 from flopping.models.blocks import find_blocks
 from flopping.models.weights import load_weights
-from flopping.models.zoo import paper_names, registered_name
+from flopping.models.zoo import ZOO, paper_names, registered_name
 from flopping.nn import DropPath as EquivariantDropPath
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, WEIGHTS, read_manifest
-from flopping.training.recipe import Count, Numbers, Positive, PositiveNumbers, Recipe
-from flopping.training.schema import STRICT
-from flopping.training.schema import build as build_checked
-
-
-@dataclass(config=STRICT, frozen=True)
-class Preprocessing:
-    """How a network wants its images, as a config.json says it."""
-
-    input_size: Annotated[tuple[Count, Count, Count], Strict(False)]
-    mean: Numbers
-    std: PositiveNumbers
-    crop_pct: Positive
-    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
-    crop_mode: Literal["center", "border", "squash"]
-
-    def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            if len(value := getattr(self, name)) not in (1, self.input_size[0]):
-                raise ValueError(
-                    f"{name} has one value per channel (input_size[0] is {self.input_size[0]}), got {value}"
-                )
+from flopping.training.recipe import Recipe
 
 
 def ignores_mirroring(model: nn.Module) -> bool:
@@ -81,6 +58,8 @@ def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     registered = registered_name(name)
     recipe.require_known_arguments()
     args: dict[str, Any] = {"drop_rate": recipe.dropout, **recipe.model_args}
+    if registered in ZOO:
+        args["weight_init"] = recipe.weight_init
     cfg = timm.get_pretrained_cfg(registered)
     if cfg is not None and cfg.fixed_input_size:
         args.setdefault("img_size", recipe.img_size)
@@ -202,11 +181,8 @@ def load_checkpoint(
     A user's own code runs only if `network` names it, and if it is the code that was trained.
     """
     if (folder / MANIFEST).exists():
-        read_manifest(folder).verify()
-    with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(folder / CONFIG)!r} can't be read"):
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
-        raise UsageError(f"{str(folder / CONFIG)!r} names no architecture: it is none of timm's")
+        read_manifest(folder).verify(CONFIG, AVERAGE if average else WEIGHTS)
+    config = read_config(folder)
     if average and not (folder / AVERAGE).is_file():
         raise UsageError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
     own = is_own_code(config["architecture"])
@@ -224,8 +200,6 @@ def load_checkpoint(
         reason = shorten(" ".join(str(error).split()), 400)
         name = config["architecture"]
         raise UsageError(f"the network {name!r} in {str(folder)!r} can't be loaded: {reason}") from error
-    with as_usage_error(UsageError, context=str(folder / CONFIG)):
-        build_checked(Preprocessing, resolve_model_data_config(model), "preprocessing")
     return model, config
 
 

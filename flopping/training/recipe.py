@@ -61,11 +61,12 @@ act_layer attn_drop_rate channels class_token conv_bias conv_mlp depth depths di
 final_norm fix_init global_pool group handoffs head_init_scale init_values invariant_share kernel_size kernel_sizes
 layers ls_init_value mlp_ratio no_embed_class norm_eps norm_layer num_blocks num_heads patch_drop_rate patch_size
 pos_drop_rate pre_norm proj_bias proj_drop_rate qk_norm qkv_bias readout reg_tokens stem_norm stem_type stem_width
-use_grn weight_init
+use_grn
 """
 MODEL_ARGS = frozenset(_MODEL_ARGS.split())
 """Arguments of networks that a recipe may set. timm's other ones read files and change what a network returns."""
 SET_BY_FIELDS = {
+    "weight_init": "weight_init",
     "img_size": "img_size",
     "in_chans": "in_chans",
     "drop_path_rate": "drop_path",
@@ -128,6 +129,10 @@ class Recipe:
     drop_path: Annotated[BelowOne, "stochastic depth"] = 0.0
     drop_path_rises: Annotated[bool, "whether stochastic depth rises linearly from 0 over the blocks"] = False
     dropout: Annotated[BelowOne, "dropout before the classifier"] = 0.0
+    weight_init: Annotated[
+        Literal["scaled", "reference"],
+        "how weights of this library's networks start: reference as in the paper's code, whatever the width of a block",
+    ] = "scaled"
     layer_scale: Annotated[
         Positive | None, "where layer scales start, in networks that have them; null: as the network has it"
     ] = None
@@ -214,7 +219,9 @@ class Recipe:
         """Refuse arguments that a registered network of ours or timm's does not take from a recipe."""
         for name in self.model_args:
             if name not in MODEL_ARGS:
-                raise UsageError(f"model_args of a registered network are {', '.join(sorted(MODEL_ARGS))}; got {name!r}")
+                raise UsageError(
+                    f"model_args of a registered network are {', '.join(sorted(MODEL_ARGS))}; got {name!r}"
+                )
 
     def require_family(self, model_name: str) -> None:
         """Refuse a network of another family, by its name; a network of an unknown family is taken.

@@ -142,7 +142,7 @@ def test_no_more_is_read_than_needed(photos: Path, network: Classifier) -> None:
 @pytest.mark.parametrize("name", ["top", "batch", "max_pixels"])
 def test_numbers_below_one(name: str, network: Classifier) -> None:
     with pytest.raises(ValueError, match=f"{name} is at least 1, got 0"):
-        predict(network, [], **{name: 0})
+        list(predict(network, [], **{name: 0}))
 
 
 @pytest.mark.parametrize("name", [EQUIVARIANT, ORDINARY])

@@ -72,7 +72,7 @@ def test_a_few_hundred_images(shoes: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["deit3_flop_test_patch16_64", "convnext_flop_iso_test", "test_vit"])
 def test_weights_of_another_size_and_of_other_classes_and_channels(name: str) -> None:
     """What can be taken over is, for ours and for timm's own networks, and the rest is named."""
-    small = dict(img_size=32) if "vit" in name or "deit" in name else {}
+    small = {"img_size": 32} if "vit" in name or "deit" in name else {}
     source = randomize_(timm.create_model(name, num_classes=7, in_chans=3))
     target = timm.create_model(name, num_classes=5, in_chans=1, **small)
     notes = fit_weights(target, source.state_dict())
@@ -100,7 +100,7 @@ def test_a_new_classifier_for_as_many_classes() -> None:
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path, shoes: Path) -> None:
-    wider = timm.create_model("deit3_flop_test_patch16_64", embed_dim=96)
+    wider = timm.create_model("deit3_flop_test_patch16_64", embed_dim=64, mlp_ratio=3)
     with pytest.raises(UsageError, match="sizes differ"):
         fit_weights(timm.create_model("deit3_flop_test_patch16_64"), wider.state_dict())
     write_weights(wider.state_dict(), tmp_path / "wider.safetensors")
