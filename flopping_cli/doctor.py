@@ -35,7 +35,7 @@ def doctor(
     Examples: flopping doctor; flopping doctor --device cpu --json
     """
     from flopping.cost.plan import check_device
-    from flopping.errors import UsageError
+    from flopping.errors import UsageError, pluralize
     from flopping.lab.doctor import describe_machine, examine, plan, sentence
 
     if os.name != "posix":
@@ -60,7 +60,7 @@ def doctor(
     else:
         _print(machine, results, report)
     if interrupted:
-        say(f"Interrupted after {len(results)} checks.")
+        say(f"Interrupted after {pluralize(len(results), 'check')}.")
         raise typer.Exit(CTRL_C)
     if any(result.status == "FAIL" for result in results):
         raise typer.Exit(1)

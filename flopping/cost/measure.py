@@ -33,7 +33,7 @@ MAX_PARALLEL_PROCESSES = 4
 
 
 class ChildProcess:
-    """A process that does one job and reports events, one line of JSON each: `module` calls `flopping.cost.worker.main`.
+    """A process that does one job and reports events, one line of JSON each; its module calls `worker.main`.
 
     It ignores keyboard interrupts. It ends when the job is done, when the context is left, or when the caller dies.
     """
