@@ -126,7 +126,7 @@ def check_forward(model: nn.Module, x: Tensor, setting: Setting) -> None:
 
 
 def check_training(model: nn.Module, x: Tensor, setting: Setting) -> None:
-    """A step changes weights and gives every parameter a gradient; a compiled network has the logits of the eager one."""
+    """A step changes weights, and every parameter gets a gradient; compiled logits are those of the eager network."""
     run, finite = Run(model, x, setting), dict[str, bool]()
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(
