@@ -41,7 +41,7 @@ def page() -> SimpleNamespace:
 
 
 def without_gradient(model: nn.Module) -> list[str]:
-    """Parameters whose gradient is missing or zero. A ConvNeXt's head reads only the even channels of its last block."""
+    """Parameters whose gradient is missing or zero. ConvNeXt's head reads even channels only."""
     found = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     return [name for name in found if not ("stages.3.blocks.0." in name and "odd" in name)]
 
