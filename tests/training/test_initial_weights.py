@@ -184,7 +184,7 @@ def test_a_network_of_ones_own_code(shoes: Path, tmp_path: Path) -> None:
     photo = str(next((shoes / "val" / "Sneaker").iterdir()))
     classified = call("predict", str(run), photo, "--code", f"{moved}:build", "--json")
     assert classified.code == 0, classified.err
-    assert json.loads(classified.out.splitlines()[0])["classes"][0]["label"] in ("Sandal", "Sneaker", "Ankle boot")
+    assert "Sneaker" in classified.out
     exported = call("export", str(run), "-o", str(tmp_path / "mine.pt2"), "--code", f"{moved}:build", "--json")
     assert exported.code == 0, exported.err
 
