@@ -204,7 +204,7 @@ class UnreadableImages:
         warnings, places = [], []
         for dataset, indices, kind, meanwhile in (
             (self.train, self.known, "training image", "replaced by other images"),
-            (self.test, tests, "test image", "left out"),
+            (self.test, tests, "validation image", "left out"),
         ):
             here = _locate(dataset, indices)
             places += here
