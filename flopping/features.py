@@ -7,6 +7,7 @@ a feature is `(even, odd)`. A layout holds no data; the leading axes `...` are f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from operator import index
@@ -19,6 +20,8 @@ from flopping.groups import Group, get_group
 from flopping.groups.representations import Cost, cost
 
 Feature = tuple[Tensor, ...]
+Read = Callable[[Feature], Feature]
+"""What the head of a network reads of the last feature: a linear map over places, e.g. their mean, or one of them."""
 Device = torch.device | str | None
 Dtype = torch.dtype | None
 

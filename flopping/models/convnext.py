@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_symbolic
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import Backbone, joint_eps, linear_or_identity, run
 from flopping.models.initialise import initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
-from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, LayerScale, Mlp, Module, PatchEmbed
+from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, Mlp, Module, PatchEmbed
 from flopping.nn.activation import pointwise_function
 from flopping.nn.drop import probability
 from flopping.nn.norm import layer_scale
@@ -26,8 +26,8 @@ from flopping.nn.norm import layer_scale
 class ConvNeXtBlock(Module):
     """x + gamma(mlp(norm(depthwise filter(x)))) on maps; `init_values=None` leaves the layer scale out.
 
-    `invariant_only` as in a transformer block. Called with it, in evaluation, any block gives the trivial irrep alone,
-    which is all that a head reads.
+    `invariant_only` as in a transformer block. Called with `read`, it gives what is read of the result, and the last
+    linear map follows the reading.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in ConvNeXtBlock(layout)(layout.random(2, 5, 7))]
@@ -60,18 +60,10 @@ class ConvNeXtBlock(Module):
         self.gamma = layer_scale(out, init_values, device=device, dtype=dtype)
         self.drop_path = DropPath(out, drop_path)
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "ConvNeXtBlock", self.leading)
-        filtered = self.norm(self.conv_dw(x))
-        if invariant_only is True:  # not a value that torch.fx traces
-            return functional.residual(x, self._invariant_branch(filtered), True)
-        return functional.residual(x, self.drop_path(self.gamma(self.mlp(filtered))), self.invariant_only)
-
-    def _invariant_branch(self, filtered: Feature) -> Feature:
-        name = self.in_layout.group.irreps[0].name
-        even, *none = functional.invariant_only(self.mlp.act(self.mlp.fc1(filtered)))
-        even = getattr(self.mlp.fc2, name)(even)
-        return even * self.gamma.gamma[name] if isinstance(self.gamma, LayerScale) else even, *none
+        branch = self.drop_path(self.gamma(self.mlp(self.norm(self.conv_dw(x)), read)))
+        return functional.residual(x if read is None else read(x), branch, self.invariant_only)
 
 
 class Stage(nn.Module):
@@ -100,12 +92,8 @@ class Stage(nn.Module):
         for i in [key for key in self.handoffs if int(key) >= blocks]:
             del self.handoffs[i]
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
-        *layers, last = [layer for step in self.steps for layer in step]
-        x = run(layers, x, self.grad_checkpointing)
-        if invariant_only is True:  # not a value that torch.fx traces
-            return cast(Feature, last(x, invariant_only))
-        return run([last], x, self.grad_checkpointing)
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
+        return run([layer for step in self.steps for layer in step], x, self.grad_checkpointing, read)
 
 
 class MapHead(nn.Module):
@@ -133,7 +121,7 @@ class ConvNeXt(Backbone):
     `depths` and `dims` of one stage make the isotropic form, whose features may be taken behind every block; with
     several stages they are taken behind each stage. `handoffs` counts blocks through all stages; other arguments as
     for `VisionTransformer`. `forward_features` is the last map, `(B, C, H, W)` with channels [even | odd]; the head
-    reads the mean of the even ones. So in evaluation `forward` doesn't compute the odd outputs of the last block.
+    reads the mean of the even ones.
 
     >>> model = ConvNeXt(depths=(1, 1), dims=(8, 16), patch_size=4, num_classes=10)
     >>> x = torch.randn(2, 3, 32, 48)
@@ -243,8 +231,12 @@ class ConvNeXt(Backbone):
     def stage_layers(self) -> list[list[nn.Module]]:
         return cast(Stage, self.stages[0]).steps if self.isotropic else [[stage] for stage in self.stages]
 
-    def _run(self, layers: Sequence[nn.Module], x: Feature) -> Feature:
-        return run(layers, x, self.grad_checkpointing and self.isotropic)  # else a stage does it, block by block
+    @property
+    def read(self) -> Read | None:
+        return mean_of_map if self.global_pool == "avg" else None
+
+    def _run(self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None) -> Feature:
+        return run(layers, x, self.grad_checkpointing and self.isotropic, read)  # else a stage does it, block by block
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(enable)
@@ -281,14 +273,6 @@ class ConvNeXt(Backbone):
     def finish(self, x: Feature) -> Tensor:
         return self.layouts[-1].merge(x).permute(0, 3, 1, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:  # all parameters take part, as distributed training asks, though the head reads even only
-            return super().forward(x)
-        *layers, last = [layer for stage in self.stage_layers for layer in stage]
-        feature = last(self._run(layers, self.embed(x)), invariant_only=True)
-        logits: Tensor = self.head(feature[0])
-        return logits
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How parameters are grouped by depth, for layer-wise learning rates."""
         if coarse:
@@ -310,3 +294,8 @@ class ConvNeXt(Backbone):
         even = x.narrow(1, 0, self.head_hidden_size).permute(0, 2, 3, 1)
         out: Tensor = self.head(even, pre_logits)
         return out
+
+
+def mean_of_map(x: Feature) -> Feature:
+    """The mean over height and width, as maps `(B, 1, 1, ...)`."""
+    return tuple([part.mean((1, 2), keepdim=True) for part in x])

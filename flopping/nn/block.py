@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, Read
 from flopping.functional import Pointwise
 from flopping.nn.activation import Activation
 from flopping.nn.attention import Attention
@@ -17,6 +17,9 @@ from flopping.nn.norm import LayerNorm, layer_scale
 
 class Mlp(Module):
     """Linear, activation, Linear, on every place for itself.
+
+    Called with `read`, the second linear map follows it, which is the same and less work. With dropout behind that map
+    it is not: then `read` has to be a selection.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -44,8 +47,10 @@ class Mlp(Module):
         self.fc2 = Linear(self.hidden, out, device=device, dtype=dtype)
         self.drop2 = Dropout(out, drop)
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
         hidden = self.drop1(self.act(self.fc1(x)))
+        if read is not None:
+            hidden = read(hidden)
         out: Feature = self.drop2(self.fc2(hidden))
         return out
 
@@ -55,7 +60,7 @@ class TransformerBlock(Module):
 
     `init_values=None` (or 0) leaves the layer scales out. With `invariant_only`, for a block before an invariant
     hand-off, the second sum has the trivial irrep only, because nothing reads the rest. With the trivial group the
-    block is timm's `Block`.
+    block is timm's `Block`. Called with `read`, which selects tokens, it gives and computes those alone.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)
@@ -104,8 +109,9 @@ class TransformerBlock(Module):
         self.ls2 = layer_scale(out, init_values, device=device, dtype=dtype)
         self.drop_path2 = DropPath(out, drop_path)
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "TransformerBlock", self.leading)
-        x = functional.add(x, self.drop_path1(self.ls1(self.attn(self.norm1(x)))))
+        branch = self.drop_path1(self.ls1(self.attn(self.norm1(x), read)))
+        x = functional.add(x if read is None else read(x), branch)
         branch = self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
         return functional.residual(x, branch, self.invariant_only)
