@@ -3,12 +3,14 @@
 from flopping.functional.attention import attention, attention_weights, heads
 from flopping.functional.basis import Pointwise, add, from_regular, invariant_only, pointwise, residual, to_regular
 from flopping.functional.norm import layer_norm
+from flopping.functional.operation import compile_operations
 
 __all__ = [
     "Pointwise",
     "add",
     "attention",
     "attention_weights",
+    "compile_operations",
     "from_regular",
     "heads",
     "invariant_only",

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopping.features import Feature, Layout
+from flopping.functional.operation import operation
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> Feature:
@@ -30,6 +31,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 
     return tuple(parts)
 
 
+@operation()
 def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, ...]:
     """Queries, keys and values `(B, H, N, D)`, or some of them: of each head all parts, one behind another.
 

@@ -20,14 +20,14 @@ from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, Mlp, Module, PatchEmbed
 from flopping.nn.activation import pointwise_function
 from flopping.nn.drop import probability
-from flopping.nn.norm import layer_scale
+from flopping.nn.norm import LayerScale, add_branch, layer_scale
 
 
 class ConvNeXtBlock(Module):
     """x + gamma(mlp(norm(depthwise filter(x)))) on maps; `init_values=None` leaves the layer scale out.
 
     `invariant_only` as in a transformer block. Called with `read`, it gives what is read of the result, and the last
-    linear map follows the reading.
+    linear map follows the reading; `functional.invariant_only` is read in evaluation alone.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in ConvNeXtBlock(layout)(layout.random(2, 5, 7))]
@@ -35,6 +35,7 @@ class ConvNeXtBlock(Module):
     """
 
     in_layout: Layout
+    out_layout: Layout
     leading = 3
 
     def __init__(
@@ -53,7 +54,6 @@ class ConvNeXtBlock(Module):
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
-        self.invariant_only = invariant_only
         self.conv_dw = DepthwiseConv2d(layout, kernel_size, device=device, dtype=dtype)
         self.norm = LayerNorm(layout, eps, device=device, dtype=dtype)
         self.mlp = Mlp(layout, layout * mlp_ratio, function, out=out, device=device, dtype=dtype)
@@ -62,8 +62,17 @@ class ConvNeXtBlock(Module):
 
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "ConvNeXtBlock", self.leading)
-        branch = self.drop_path(self.gamma(self.mlp(self.norm(self.conv_dw(x)), read)))
-        return functional.residual(x if read is None else read(x), branch, self.invariant_only)
+        filtered = self.norm(self.conv_dw(x))
+        if read is functional.invariant_only:
+            return functional.add(read(x), self._invariant_branch(filtered))
+        branch = self.drop_path(self.mlp(filtered, read))
+        return add_branch(x if read is None else read(x), branch, self.out_layout, self.gamma)
+
+    def _invariant_branch(self, filtered: Feature) -> Feature:
+        name = self.in_layout.group.irreps[0].name
+        even, *none = functional.invariant_only(self.mlp.act(self.mlp.fc1(filtered)))
+        even = getattr(self.mlp.fc2, name)(even)
+        return even * self.gamma.gamma[name] if isinstance(self.gamma, LayerScale) else even, *none
 
 
 class Stage(nn.Module):
@@ -269,6 +278,13 @@ class ConvNeXt(Backbone):
                 raise ValueError(f"height and width of an image are multiples of {self.reduction}, got {size}")
         out: Feature = self.stem(image)
         return out
+
+    def forward_all(self, x: Tensor) -> Tensor:
+        if self.training:  # all parameters take part, as distributed training asks
+            return super().forward_all(x)
+        even, *_ = self._run(self._layers, self.embed(x), functional.invariant_only)  # no head reads odd channels
+        logits: Tensor = self.head(even)
+        return logits
 
     def finish(self, x: Feature) -> Tensor:
         return self.layouts[-1].merge(x).permute(0, 3, 1, 2)

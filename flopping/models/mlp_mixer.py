@@ -6,7 +6,6 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from flopping import functional
 from flopping.features import Device, Dtype, Feature, Layout, Read
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
@@ -16,7 +15,7 @@ from flopping.models.initialise import initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import Affine, DropPath, Mlp, Module, Orient, OrientedBias, PatchEmbed, TokenMix
 from flopping.nn.activation import pointwise_function
-from flopping.nn.norm import layer_scale
+from flopping.nn.norm import add_branch, layer_scale
 
 
 class OrientedMlp(Mlp):
@@ -62,6 +61,7 @@ class ResMlpBlock(Module):
     """
 
     in_layout: Layout
+    out_layout: Layout
     leading = 2
 
     def __init__(
@@ -80,7 +80,6 @@ class ResMlpBlock(Module):
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
-        self.invariant_only = invariant_only
         self.norm1 = Affine(layout, device=device, dtype=dtype)
         self.linear_tokens = TokenMix(layout, grid_size, device=device, dtype=dtype)
         self.ls1 = layer_scale(layout, init_values, device=device, dtype=dtype)
@@ -94,9 +93,9 @@ class ResMlpBlock(Module):
 
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "ResMlpBlock", self.leading)
-        x = functional.add(x, self.drop_path1(self.ls1(self.linear_tokens(self.norm1(x)))))
-        branch = self.drop_path2(self.ls2(self.mlp_channels(self.norm2(x), read)))
-        return functional.residual(x if read is None else read(x), branch, self.invariant_only)
+        x = add_branch(x, self.drop_path1(self.linear_tokens(self.norm1(x))), self.in_layout, self.ls1)
+        branch = self.drop_path2(self.mlp_channels(self.norm2(x), read))
+        return add_branch(x if read is None else read(x), branch, self.out_layout, self.ls2)
 
 
 class ResMlp(TokenBackbone):

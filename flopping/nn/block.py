@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 
-from flopping import functional
 from flopping.features import Device, Dtype, Feature, Layout, Read
 from flopping.functional import Pointwise
 from flopping.nn.activation import Activation
@@ -12,7 +11,7 @@ from flopping.nn.attention import Attention
 from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
-from flopping.nn.norm import LayerNorm, layer_scale
+from flopping.nn.norm import LayerNorm, add_branch, layer_scale
 
 
 class Mlp(Module):
@@ -69,6 +68,7 @@ class TransformerBlock(Module):
     """
 
     in_layout: Layout
+    out_layout: Layout
     leading = 2
 
     def __init__(
@@ -90,8 +90,6 @@ class TransformerBlock(Module):
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
-        self.invariant_only = invariant_only
-
         self.norm1 = LayerNorm(layout, eps, device=device, dtype=dtype)
         self.attn = Attention(
             layout,
@@ -111,7 +109,6 @@ class TransformerBlock(Module):
 
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "TransformerBlock", self.leading)
-        branch = self.drop_path1(self.ls1(self.attn(self.norm1(x), read)))
-        x = functional.add(x if read is None else read(x), branch)
-        branch = self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-        return functional.residual(x, branch, self.invariant_only)
+        branch = self.drop_path1(self.attn(self.norm1(x), read))
+        x = add_branch(x if read is None else read(x), branch, self.in_layout, self.ls1)
+        return add_branch(x, self.drop_path2(self.mlp(self.norm2(x))), self.out_layout, self.ls2)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
+from flopping.functional.operation import keep_none_of
 from flopping.groups.sums import combine, sums_of
 from flopping.nn.module import Module
 
@@ -69,7 +70,10 @@ class Linear(Module):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Linear")
-        return tuple([self._block(i, part) for i, part in enumerate(x)])
+        if torch.compiler.is_compiling() or is_symbolic(x) or not torch.is_grad_enabled():
+            return tuple([self._block(i, part) for i, part in enumerate(x)])
+        with keep_none_of(x):
+            return tuple([self._block(i, part) for i, part in enumerate(x)])
 
     def share(self, x: Feature, start: int, end: int, shares: int) -> Feature:
         """The outputs from share `start` to share `end`, of so many equal shares of the copies of each irrep.

@@ -49,7 +49,7 @@ def test_same_logits_and_gradients_for_less_work(name: str, training: bool, imag
         logits.square().sum().backward()
         found.append((logits, *(p.grad for p in model.parameters())))
     for fast, full in zip(*found, strict=True):
-        assert relative_error(fast, full) < 1e-9
+        assert (not fast.any()) if full is None else relative_error(fast, full) < 1e-9
     full, less = multiply_adds(model, "forward_all", image), multiply_adds(model, "forward", image)
     share = {"conv": 0.05, "resm": 0.25}.get(name[:4], 0.5)
     assert full - less > share * full / len(find_blocks(model))
