@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from operator import index
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ Feature = tuple[Tensor, ...]
 Read = Callable[[Feature], Feature]
 """What the head of a network reads of the last feature: a linear map over places, e.g. their mean, or one of them."""
 Device = torch.device | str | None
+Value = TypeVar("Value")
 Dtype = torch.dtype | None
 
 
@@ -31,6 +33,11 @@ def is_symbolic(value: object) -> bool:
     if torch.compiler.is_compiling():
         return False  # the compiler would follow every step of what comes now
     return isinstance(value, Proxy) or (isinstance(value, tuple) and any(isinstance(part, Proxy) for part in value))
+
+
+def is_given(value: Value | None) -> TypeGuard[Value]:
+    """Whether an argument was given: `torch.fx` hands its own values to arguments that have a default."""
+    return value is not None and not is_symbolic(value)
 
 
 @dataclass(frozen=True)

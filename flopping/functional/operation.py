@@ -93,6 +93,7 @@ class Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Feature], *inputs: Tensor) -> Feature:
         ctx.function, ctx.again = function, None
+        ctx.set_materialize_grads(False)  # what nothing reads has no gradient
         ctx.save_for_backward(*inputs)
         return function(*inputs)
 
@@ -111,7 +112,7 @@ class Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, outputs = Recomputed.run(ctx)
         ctx.again = None
-        pairs = [(out, g) for out, g in zip(outputs, gradients, strict=True) if out.requires_grad and g is not None]
+        pairs = [(out, g) for out, g in zip(outputs, gradients, strict=True) if g is not None and out.requires_grad]
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
         found = torch.autograd.grad(
             [out for out, _ in pairs],

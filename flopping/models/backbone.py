@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flopping.features import Device, Dtype, Feature, Layout, Read
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional.grid import Grid
 from flopping.models.schedule import Schedule
 from flopping.nn import Module
@@ -241,7 +241,7 @@ def run(layers: Sequence[nn.Module], x: Feature, checkpointing: bool, read: Read
     With `read`, the last layer gives that of its result alone.
     """
     for number, layer in enumerate(layers, 1):
-        args = (x,) if read is None or number < len(layers) else (x, read)
+        args = (x, read) if is_given(read) and number == len(layers) else (x,)
         x = checkpoint(layer, *args, use_reentrant=False) if checkpointing else layer(*args)
     return x
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout, Read, is_symbolic
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given, is_symbolic
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
@@ -66,7 +66,7 @@ class ConvNeXtBlock(Module):
         if read is functional.invariant_only:
             return functional.add(read(x), self._invariant_branch(filtered))
         branch = self.drop_path(self.mlp(filtered, read))
-        return add_branch(x if read is None else read(x), branch, self.out_layout, self.gamma)
+        return add_branch(x if not is_given(read) else read(x), branch, self.out_layout, self.gamma)
 
     def _invariant_branch(self, filtered: Feature) -> Feature:
         name = self.in_layout.group.irreps[0].name

@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from flopping.features import Device, Dtype, Feature, Layout, Read
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
@@ -45,7 +45,7 @@ class OrientedMlp(Mlp):
 
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
         hidden = self.drop1(self.act(self.shift1(self.fc1(x))))
-        out: Feature = self.drop2(self.shift2(self.fc2(hidden if read is None else read(hidden)), read))
+        out: Feature = self.drop2(self.shift2(self.fc2(hidden if not is_given(read) else read(hidden)), read))
         return out
 
 
@@ -95,7 +95,7 @@ class ResMlpBlock(Module):
         x = self.in_layout.parts(x, "ResMlpBlock", self.leading)
         x = add_branch(x, self.drop_path1(self.linear_tokens(self.norm1(x))), self.in_layout, self.ls1)
         branch = self.drop_path2(self.mlp_channels(self.norm2(x), read))
-        return add_branch(x if read is None else read(x), branch, self.out_layout, self.ls2)
+        return add_branch(x if not is_given(read) else read(x), branch, self.out_layout, self.ls2)
 
 
 class ResMlp(TokenBackbone):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout, Read
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.nn.drop import Dropout, probability
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
@@ -47,7 +47,7 @@ class Attention(Module):
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
         dropout = self.attn_drop if self.training else 0.0
         x = self.in_layout.parts(x, "Attention", self.leading)
-        if read is None:
+        if not is_given(read):
             q, k, v = functional.heads(self.qkv(x), self.in_layout, self.num_heads)
         else:
             (q,) = functional.heads(self.qkv.share(read(x), 0, 1, 3), self.in_layout, self.num_heads)

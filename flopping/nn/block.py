@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 
-from flopping.features import Device, Dtype, Feature, Layout, Read
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional import Pointwise
 from flopping.nn.activation import Activation
 from flopping.nn.attention import Attention
@@ -48,7 +48,7 @@ class Mlp(Module):
 
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
         hidden = self.drop1(self.act(self.fc1(x)))
-        if read is not None:
+        if is_given(read):
             hidden = read(hidden)
         out: Feature = self.drop2(self.fc2(hidden))
         return out
@@ -110,5 +110,5 @@ class TransformerBlock(Module):
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "TransformerBlock", self.leading)
         branch = self.drop_path1(self.attn(self.norm1(x), read))
-        x = add_branch(x if read is None else read(x), branch, self.in_layout, self.ls1)
+        x = add_branch(x if not is_given(read) else read(x), branch, self.in_layout, self.ls1)
         return add_branch(x, self.drop_path2(self.mlp(self.norm2(x))), self.out_layout, self.ls2)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, is_given
 from flopping.nn.module import Module
 
 
@@ -61,14 +61,15 @@ class LayerNorm(_PerCopy):
         super().__init__(layout, layout.invariant_part if invariant_only else layout)
         self.eps = eps
         self.invariant_only = invariant_only
-        self.weight = self._per_copy(device, dtype)
-        self.bias = self._shift(device, dtype)
+        self.weight: nn.ParameterDict | None = self._per_copy(device, dtype)
+        self.bias: nn.Parameter | None = self._shift(device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for weight in self.weight.values():
+        for weight in (self.weight or {}).values():
             nn.init.ones_(weight)
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "LayerNorm")
@@ -128,7 +129,7 @@ class LayerScale(_PerCopy):
         x = self.in_layout.parts(x, "LayerScale")
         names = [irrep.name for irrep in self.in_layout.group.irreps]
         gamma = [self.gamma[name] if name in self.names else None for name in names]
-        if onto is not None:
+        if is_given(onto):
             return functional.residual(onto, x, self.in_layout, gamma)
         return tuple([part if g is None else part * g for part, g in zip(x, gamma, strict=True)])
 

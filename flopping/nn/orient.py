@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout, Read
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional.grid import Grid, as_pair, check_tokens, sides_of
 from flopping.nn.module import Module
 
@@ -75,9 +75,9 @@ class OrientedBias(_Oriented):
             nn.init.zeros_(bias)
 
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
-        x = self._tokens(x) if read is None else x
+        x = self._tokens(x) if not is_given(read) else x
         table = [self.sides[i] * self.bias[name] if name in self.bias else None for i, name in enumerate(self.names)]
-        if read is not None:
+        if is_given(read):
             none = [part.new_zeros(1, len(side), part.shape[-1]) for part, side in zip(x, self.sides, strict=True)]
             table = list(read(tuple([a if b is None else b[None] for a, b in zip(none, table, strict=True)])))
         return tuple([part if shift is None else part + shift for part, shift in zip(x, table, strict=True)])
