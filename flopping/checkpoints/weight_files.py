@@ -123,13 +123,17 @@ def write_weights(
     """A `.safetensors` file; it appears under its name once it is whole, so an older one is never half-overwritten."""
     path = Path(path)
     require_output(path, overwrite)
-    tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
     with atomic_write(path) as place:
-        try:
-            save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
-        except SafetensorError as error:
-            number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
-            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
+        _save(state_dict, place, metadata)
+
+
+def _save(state_dict: Mapping[str, Tensor], place: Path, metadata: Mapping[str, str] | None = None) -> None:
+    tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
+    try:
+        save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
+        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
 
 
 def require_output_folder(path: Path, overwrite: bool) -> None:
@@ -154,4 +158,4 @@ def write_folder(
         if input_size is not None:
             config["pretrained_cfg"]["input_size"] = list(input_size)
         (place / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        write_weights(model.state_dict(), place / WEIGHTS)
+        _save(model.state_dict(), place / WEIGHTS)

@@ -7,6 +7,7 @@ logits it leaves alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
 
 import torch
@@ -129,16 +130,16 @@ def _parts(value: Value) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else value
 
 
-def run(module: nn.Module, x: Value) -> Value:
-    """The module's result in eval mode, without gradients; the module is left as it was.
+def run(module: nn.Module, x: Value, forward: Callable[[Value], Value] | None = None) -> Value:
+    """The module's result, or that of one of its methods, in eval mode, without gradients; it is left as it was.
 
     In training, dropped tokens don't move with the image: there the law holds for distributions only.
     """
     modes = [(layer, layer.training) for layer in module.modules()]
     try:
         with torch.no_grad():
-            result: Value = module.eval()(x)
-            return result
+            module.eval()
+            return (forward or module)(x)
     finally:
         for layer, training in modes:
             layer.training = training

@@ -160,19 +160,3 @@ def test_refusals_show_the_value(case: str) -> None:
     action, words = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(words)):
         action()
-
-
-@pytest.mark.parametrize("handoffs", [None, {2: "invariant"}, {2: "hybrid"}])
-@pytest.mark.parametrize("family", ["isotropic", "hierarchical"])
-def test_convnext_computes_what_its_head_reads(family: str, handoffs: dict[int, str] | None) -> None:
-    """In evaluation the odd outputs of the last block are left out, and nothing else changes."""
-    model = randomize_(TINY[family](handoffs=handoffs)).eval()
-    x = torch.randn(2, 3, 32, 32)
-    last = model.stages[-1].blocks[-1]
-    found = []
-    last.register_forward_hook(lambda _module, _args, out: found.append([part.shape[-1] for part in out]))
-    with torch.no_grad():
-        assert torch.equal(model(x), model.forward_head(model.forward_features(x)))
-        model.train()(x)
-    width, *others = last.out_layout.multiplicities
-    assert found == [[width, *[0] * len(others)], [width, *others], [width, *others]]
