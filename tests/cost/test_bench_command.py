@@ -7,6 +7,8 @@ from typer.testing import CliRunner, Result
 
 from flopping_cli import app
 
+HUGE = "99999999999999999999"
+
 
 def bench(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "300"})
@@ -25,6 +27,12 @@ def bench(*arguments: str) -> Result:
         (["--goals", "--batch", "4", "--train"], "leave out --goals or --batch, --train"),
         (["E(ViT-S)", "--budget", "5"], "got --budget 5"),
         (["E(ViT-S)", "--format", "latex", "--json"], "--format latex"),
+        (["E(ViT-S)", "--batch", HUGE], HUGE),
+        (["E(ViT-S)", "--threads", HUGE], HUGE),
+        (["--paper", "--budget", "inf"], "inf is not in the range"),
+        (["--paper", "--budget", "nan"], "got --budget nan"),
+        (["layers", "--threads", HUGE], HUGE),
+        (["export", "--batch", HUGE], HUGE),
     ],
 )
 def test_refusals(arguments: list[str], message: str) -> None:

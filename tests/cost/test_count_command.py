@@ -138,5 +138,6 @@ def test_bad_input_is_refused() -> None:
     assert "'E(ViT-M)'; the closest are E(ViT-" in refusal("E(ViT-M)")
     assert "no file 'nowhere.py'" in refusal("nowhere.py:net")
     assert "not a multiple of the patch size" in refusal(NAME, "--img-size", "65")
-    assert "greater than or equal to 1" in refusal(NAME, "--batch", "0")
-    assert "greater than or equal to 0" in refusal(NAME, "--depth", "-1")
+    assert "'ViT-S)'" in refusal("ViT-S)")
+    for option, value in ("--batch", "0"), ("--batch", "9" * 20), ("--img-size", "1600000000"), ("--depth", "-1"):
+        assert f"{option}'" in refusal(NAME, option, value)

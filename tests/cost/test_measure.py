@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from flopping.cost import measure, plan
+from flopping.cost import measure
 from flopping.cost.measure import ChildProcess, Session
-from flopping.cost.plan import Protocol
+from flopping.cost.protocol import Protocol, plan_records
 from flopping.cost.records import Record, Setting, read
 
 NETWORKS = Path(__file__).parents[1] / "support" / "networks_to_measure.py"
@@ -35,8 +34,8 @@ def network(name: str) -> str:
 
 def measured(names: Sequence[str], settings: Sequence[Setting], **arguments: Any) -> dict[tuple[str, Setting], Record]:
     records: list[Record] = []
-    session = Session(SHORT, records.append, command="flopping bench", **arguments)
-    session.measure([plan.cases([network(name) for name in names], settings, network("Net"))])
+    planned = plan_records([network(name) for name in names], settings, network("Net"), command="flopping bench")
+    Session(SHORT, records.append, **arguments).measure([planned])
     return {(record.model.rpartition(":")[2], record.setting): record for record in records}
 
 
@@ -47,7 +46,6 @@ def test_good_and_bad_networks_in_one_run() -> None:
     for name, record in found.items():
         assert record.baseline == (None if name == "Net" else network("Net"))
         assert record.command == "flopping bench"
-        assert record.machine.versions["torch"] == torch.__version__
         assert (record.params, record.input_size) == (192 * 4 + 4, (3, 8, 8))
         assert record.compile_seconds is None
         assert record.run == found["Net"].run != ""
@@ -79,7 +77,7 @@ def test_what_cannot_be_measured_is_a_row(monkeypatch: pytest.MonkeyPatch) -> No
     """A precision that does not run, and a group that would begin after the budget."""
     monkeypatch.setattr(measure, "precision_problem", lambda dtype, _: "crashes" if dtype == "bfloat16" else None)
     records: list[Record] = []
-    cases = plan.cases([network("Net")], [EAGER, Setting("eager", "training", dtype="bfloat16", batch=2)])
+    cases = plan_records([network("Net")], [EAGER, Setting("eager", "training", dtype="bfloat16", batch=2)])
     Session(SHORT, records.append, budget=0.01).measure([cases, cases[:1]])
     good, other, late = records
     assert (len(good.seconds), good.problem) == (SHORT.repeats, None)

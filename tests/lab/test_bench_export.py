@@ -18,7 +18,7 @@ from flopping.cost.records import Setting, read
 from flopping.cost.timing import Timing
 from flopping.deploy import CheckFailedError, onnx_file
 from flopping.deploy.formats import Run
-from flopping.lab.bench.exported import GOAL, Compared, Pair, compare, pairs
+from flopping.lab.bench.bench_export import GOAL, Compared, Pair, compare, pairs
 from flopping_cli import app
 
 PAIR = Pair("E(ResMLP)", "ResMLP", "resmlp_flop_test_64", "resmlp_test_64")
@@ -45,7 +45,7 @@ def test_benchmarks_that_are_refused(arguments: list[str], message: str) -> None
 
 
 def test_both_are_exported_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flopping.lab.bench.exported.pairs", lambda names: [PAIR])
+    monkeypatch.setattr("flopping.lab.bench.bench_export.pairs", lambda names: [PAIR])
     monkeypatch.setattr("flopping.models.targets.load", lambda name: timm.create_model(name, depth=1))  # smaller still
     result = run("bench", "export", "--batch", "3", "--threads", "1", "--repeats", "2", "--json", "-q")
     assert result.exit_code == 0, result.output
@@ -67,8 +67,8 @@ def test_rows_are_saved_as_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise KeyboardInterrupt
 
     path = tmp_path / "exported.jsonl"
-    monkeypatch.setattr("flopping.lab.bench.exported.pairs", lambda names: [PAIR, PAIR])
-    monkeypatch.setattr("flopping.lab.bench.exported.compared", measured)
+    monkeypatch.setattr("flopping.lab.bench.bench_export.pairs", lambda names: [PAIR, PAIR])
+    monkeypatch.setattr("flopping.lab.bench.bench_export.compared", measured)
     monkeypatch.setattr(sys, "argv", ["/bin/flopping", "bench", "export", "--warmup", "2", "-o", "my file"])
     result = run("bench", "export", "--warmup", "2", "-o", path)
     assert result.exit_code == 130, result.output
@@ -93,7 +93,7 @@ def test_rows_are_saved_as_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_table_is_whole_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pairs(["convnext_flop_iso_large"])[0]
     row = Compared(pair, 8, 1, Timing((3.411,) * 3), Timing((6.512,) * 3), 402.4, 801.2, 1e-6)
-    monkeypatch.setattr("flopping.lab.bench.exported.compared", lambda chosen, **_: [row])
+    monkeypatch.setattr("flopping.lab.bench.bench_export.compared", lambda chosen, **_: [row])
     result = CliRunner().invoke(app, ["bench", "export"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     *table, note = result.stdout.splitlines()

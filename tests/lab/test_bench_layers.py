@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from flopping import flop
 from flopping.errors import UsageError
-from flopping.lab.bench import layers
+from flopping.lab.bench import bench_layers as layers
 from flopping_cli import app
 
 

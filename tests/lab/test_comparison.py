@@ -6,7 +6,7 @@ import pytest
 from support.measurements import MACHINE, RECORD, equivariant, ordinary, own
 
 from flopping.cost.records import Memory, Record
-from flopping.lab.report.comparison import compare, groups
+from flopping.lab.report.comparison import compare, groups, latest
 
 BY_HAND = {
     "model": "deit3_flop_base_patch16_224",
@@ -157,3 +157,22 @@ def test_settings_and_machines_are_tables_of_their_own() -> None:
     records = [ordinary(), ordinary(setting=eager), ordinary(machine=faster), equivariant()]
     sizes = [[row.name for row in group] for group in groups(compare(records))]
     assert sizes == [["ViT-B", "E(ViT-B)"], ["ViT-B"], ["ViT-B"]]
+
+
+def test_the_latest_is_the_last_complete_one() -> None:
+    first, second = ordinary(run="1"), ordinary(run="2")
+    cut_short = ordinary(run="3", seconds=(0.4,), problem="interrupted")
+    failed = ordinary(run="4", seconds=(), problem="out of memory")
+    again = ordinary(machine=replace(MACHINE, load=3.0, versions={"torch": "3.0"}))
+    assert latest([first, second]) == [second]
+    assert latest([first, cut_short, failed]) == [first]
+    assert latest([failed, cut_short]) == latest([cut_short, failed]) == [cut_short]
+    assert latest([failed, replace(failed, run="5")]) == [replace(failed, run="5")]
+    assert latest([RECORD, again]) == [again]  # on another day
+    others = [
+        equivariant(),
+        ordinary(setting=replace(RECORD.setting, dtype="bfloat16")),
+        ordinary(input_size=(3, 384, 384)),
+        ordinary(machine=replace(MACHINE, gpu="A100")),
+    ]
+    assert latest([RECORD, *others]) == [RECORD, *others]

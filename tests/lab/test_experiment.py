@@ -21,7 +21,7 @@ from support.forked_python import ForkedPython
 from typer.testing import CliRunner
 
 from flopping.errors import UsageError
-from flopping.lab.experiment import pace, runs
+from flopping.lab.experiment import runs
 from flopping.lab.experiment.plan import ARMS, load
 from flopping.lab.experiment.runs import Experiment
 from flopping.lab.experiment.summary import draw, minutes, rows_of

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from flopping.cost.records import append
 from flopping.lab.drawing import COLOURS
-from flopping.lab.report import figures, report, tables
+from flopping.lab.report import figures, report_folder, tables
 from flopping.lab.report.comparison import FAMILIES, OTHERS, compare
-from flopping.lab.report.report import CAPTIONS, FILES, GENERATOR, PAGE, build, page, write
+from flopping.lab.report.report_folder import CAPTIONS, FILES, GENERATOR, PAGE, build, page, write
 from flopping_cli import app
 
 PAIR = [ordinary(), equivariant()]
@@ -43,9 +43,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty figures, where only their names matter."""
-    monkeypatch.setattr(report, "accuracy_against_flops", Figure)
-    monkeypatch.setattr(report, "flops_against_parameters", lambda costs: Figure())
-    monkeypatch.setattr(report, "render", lambda figure, form: f"<svg>{form}</svg>".encode())
+    monkeypatch.setattr(report_folder, "accuracy_against_flops", Figure)
+    monkeypatch.setattr(report_folder, "flops_against_parameters", lambda costs: Figure())
+    monkeypatch.setattr(report_folder, "render", lambda figure, form: f"<svg>{form}</svg>".encode())
 
 
 @pytest.fixture(scope="module")
