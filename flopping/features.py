@@ -146,6 +146,12 @@ class Layout:
         (copies, rest), *different = ratios or {(first, 0)}
         return None if different or rest or copies > first else (copies, first - copies)
 
+    def __add__(self, other: Layout) -> Layout:
+        """The layout of two features side by side, as `functional.cat` puts them."""
+        if self.group != other.group:
+            raise ValueError(f"layouts of one group can be added, got {self} and {other}")
+        return Layout(self.group, tuple(m + n for m, n in zip(self.multiplicities, other.multiplicities, strict=True)))
+
     def __mul__(self, factor: float) -> Layout:
         """All multiplicities times a factor, e.g. the hidden layer of an MLP; the products must be whole."""
         scaled = [m * factor for m in self.multiplicities]

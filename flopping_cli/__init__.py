@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
+
+with suppress(ValueError):  # not in the main thread
+    _handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during these imports ends without a traceback
 
 import typer
 from rich.console import Console
@@ -48,15 +53,22 @@ def main(
 @app.command()
 def demo(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="A folder for the two runs and the picture; what is there is kept.")
-    ] = Path("flopping-demo"),
+        str, typer.Option("-o", "--output", help="A folder for the two runs and the picture; what is there is kept.")
+    ] = "flopping-demo",
     quiet: Quiet = False,
 ) -> None:
     """Train a small vision transformer and its equivariant twin, then show both of them mirrored images (minutes).
 
     Example: flopping demo -o build/demo
     """
+    from flopping.errors import UsageError
     from flopping.lab.demo import demo as run
 
-    with train.report_end(Console(stderr=True), output, again="the same command"):
-        run(Console(), output, progress=progress_console(quiet))
+    if not output:
+        raise UsageError("-o '' names no folder: name one, as in -o build/demo")
+    with train.report_end(Console(stderr=True), Path(output), again="the same command"):
+        run(Console(), Path(output), progress=progress_console(quiet))
+
+
+with suppress(ValueError):
+    signal.signal(signal.SIGINT, _handler)

@@ -24,7 +24,6 @@ from flopping_cli.train import (
     Compile,
     Data,
     Device,
-    HiddenChunk,
     MicroBatch,
     Model,
     RecipeName,
@@ -299,7 +298,6 @@ def loader(
     model: Model = "",
     root: Root = None,
     micro_batch: MicroBatch = None,
-    chunk: HiddenChunk = None,
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
@@ -317,7 +315,7 @@ def loader(
     from flopping.lab.bench.bench_loader import measure
     from flopping.training.job import RunOptions
 
-    job = build_job(recipe, changes, data, model, root, micro_batch or chunk)
+    job = build_job(recipe, changes, data, model, root, micro_batch)
     machine = RunOptions(device, default_workers() if workers is None else workers, compile)
     try:
         found = measure(job, machine, progress_console(quiet), seconds)

@@ -24,6 +24,13 @@ CTRL_C = 128 + signal.SIGINT
 """The exit code of a command that was interrupted and showed what it had."""
 RANK0_SECONDS = 3.0
 """How long other ranks wait for rank 0 to show why all of them end, before they end."""
+PANELS = {
+    "Use a network": ("demo", "models", "predict", "export", "show"),
+    "Train and test": ("train", "eval", "recipes", "experiment"),
+    "Understand and check": ("count", "verify", "probe", "convert"),
+    "Measure": ("bench", "report"),
+}
+"""The commands in the order of the help: what people do first comes first."""
 
 
 class Commands(TyperGroup):
@@ -31,6 +38,16 @@ class Commands(TyperGroup):
 
     Any other error is a bug and keeps its traceback.
     """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        found = super().list_commands(ctx)
+        if ctx.parent is not None:
+            return found
+        for panel, names in PANELS.items():
+            for name in set(names) & set(found):
+                self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
+        order = [name for names in PANELS.values() for name in names]
+        return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
 
     def invoke(self, ctx: Any) -> Any:
         _buffer_output()

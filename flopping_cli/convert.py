@@ -25,7 +25,9 @@ class HandOff(str, Enum):
 @convert.command("reference")
 def convert_reference(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A checkpoint of the paper's code: .pth, .safetensors.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.safetensors", help="Where the weights go.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="OUT", help="A folder, or NAME.safetensors for the weights alone.")
+    ],
     num_heads: Annotated[
         int | None, typer.Option(min=1, help="Heads of a transformer whose width is none of the paper's.")
     ] = None,
@@ -35,13 +37,13 @@ def convert_reference(
     handoff: Annotated[
         HandOff | None, typer.Option(help="What happens before ordinary blocks that follow equivariant ones.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Rewrite a checkpoint of the paper's reference code, and show the line of Python that loads it.
 
-    Example: flopping convert reference vit_s.pth -o vit_s.safetensors
+    Example: flopping convert reference vit_s.pth -o vit_s
     """
     with show_status("Converting", quiet):
         from flopping.checkpoints import convert_reference as run

@@ -176,9 +176,12 @@ class _Results:
         if self.kept:
             _print_table(self.kept, self.check_mirror)
         if self.check_mirror and self.count:
+            from flopping.errors import pluralize
+
             difference, name = self.largest
+            keep = "keeps its" if self.count == 1 else "keep their"
             text = (
-                f"Mirrored, {self.same} of {self.count} images keep their class; the logits differ by"
+                f"Mirrored, {self.same} of {pluralize(self.count, 'image')} {keep} class; the logits differ by"
                 f" {difference:.1e} at most ({shown(name)})."
             )
             if self.form is Format.table:

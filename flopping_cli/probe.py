@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from flopping_cli.common import Quiet, app, progress_console, report_unreadable, say
-from flopping_cli.train import Device, Root, Workers
+from flopping_cli.train import Device, Root
 
-if TYPE_CHECKING:
-    from flopping.lab.probe import Report
-
-FORMATS = (".png", ".svg")
+CAPTION = (
+    "A, A A = I, A = I: errors, as shares of the variance, on images the fit hasn't seen. Even, odd, neither: shares of"
+    " directions, in brackets of variance."
+)
 
 
 @app.command()
@@ -26,8 +28,7 @@ def probe(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A run, one of its checkpoints, a folder that timm's models save, a model's name, or"
-            " FILE.py:ATTRIBUTE.",
+            help="A run, one of its checkpoints, a folder that timm's models save, a name, or FILE.py:ATTRIBUTE.",
         ),
     ],
     data: Annotated[
@@ -39,7 +40,9 @@ def probe(
         ),
     ],
     root: Root = None,
-    images: Annotated[int, typer.Option(min=4, help="How many images are looked at, chosen at random.")] = 512,
+    images: Annotated[
+        int, typer.Option(min=4, max=10**9, help="How many images are looked at, chosen at random.")
+    ] = 512,
     layers: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,12 +52,14 @@ def probe(
     ] = None,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
     img_size: Annotated[
-        int | None, typer.Option(min=1, help="Size of images, for models by name that take one size.")
+        int | None, typer.Option(min=1, max=4096, help="Size of images, for models by name that take one size.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
-    seed: Annotated[int, typer.Option(help="Which images and which places in them are chosen.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Images at a time.")] = 32,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Which images and which places in them are chosen.")
+    ] = 0,
     device: Device = "auto",
-    workers: Workers = 0,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that read images.")] = 0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Draw a figure: FILE.png or FILE.svg.")
     ] = None,
@@ -74,72 +79,60 @@ def probe(
     flopping probe my_net.py:build photos/ --layers 'stages.2.*' --images 2000
     """
     from flopping.deploy.classifier import open_classifier
-    from flopping.errors import UnreadableDataError, UsageError
+    from flopping.errors import UnreadableDataError, UsageError, pluralize
     from flopping.files import atomic_write, require_writable, suffix_of
     from flopping.lab.drawing import render, require_matplotlib
+    from flopping.lab.probe import open_images, read_batches
     from flopping.lab.probe import probe as run
-    from flopping.lab.probe.figure import draw
-    from flopping.lab.probe.images import ImageBatches, open_images
+    from flopping.lab.probe_figure import draw
     from flopping.training.distributed import resolve_device
 
     if output is not None:
-        suffix = suffix_of(output, FORMATS)
-        if suffix not in FORMATS:
-            raise UsageError(f"a figure is FILE{' or FILE'.join(FORMATS)}, got {str(output)!r}")
+        suffix = suffix_of(output, (".png", ".svg"))
+        if suffix not in (".png", ".svg"):
+            raise UsageError(f"a figure is FILE.png or FILE.svg, got {str(output)!r}")
         require_writable(output, force)
         require_matplotlib()
     found = open_images(data, root, images, seed)
     classifier = open_classifier(target, average=average, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
         say(f"{target} has no trained weights: this is how it starts")
-    number = min(images, len(found))
-    batches = ImageBatches(found, classifier.preparation, batch, workers or 0)
+    number, unreadable = min(images, len(found)), set[str]()
+    batches = read_batches(found, classifier.preparation, batch, workers, unreadable)
     try:
         with Progress(console=progress_console(quiet), transient=True) as bar:
             task = bar.add_task("images and mirror images", total=number)
-
-            def show(done: int) -> None:
-                bar.update(task, completed=done)
-
-            report = run(classifier.model, batches, number, layers=layers or [], seed=seed, each=show)
+            report = run(
+                classifier.model,
+                batches,
+                number,
+                layers=layers or [],
+                seed=seed,
+                each=lambda done: bar.update(task, completed=done),
+            )
     except UnreadableDataError as error:
         say(f"Nothing was probed: {error}")
         raise typer.Exit(1) from error
-    title = f"{target} on {report.images} images of {found.name}"
+    title = f"{target} on {pluralize(report.images, 'image')} of {found.name}"
     if output is not None:
-        content = render(draw(report, title), suffix.removeprefix("."))
         with atomic_write(output) as place:
-            place.write_bytes(content)
+            place.write_bytes(render(draw(report, title), suffix.removeprefix(".")))
     if json:
         for layer in report.layers:
             typer.echo(json_module.dumps(layer.as_dict()))
         summary = {"model": target, "data": data, "images": report.images, "invariant_share": report.invariant_share}
         typer.echo(json_module.dumps({**summary, "suggested_share": report.suggested_share}))
     else:
-        _print(report, title)
-    report_unreadable(batches.unreadable)
-
-
-def _print(report: Report, title: str) -> None:
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    table.caption = (
-        "Errors of A f, of A with A A = I, and of A = I: shares of the variance, on images the fit hasn't seen. Even"
-        " and odd: shares of directions, in brackets of variance."
-    )
-    table.add_column("layer")
-    for name in ("channels", "A", "A A = I", "A = I", "even", "odd", "neither"):
-        table.add_column(name, justify="right")
-    for layer in report.layers:
-        dead = f" ({layer.live} live)" if layer.live < layer.channels else ""
-        errors = layer.error, layer.involution_error, layer.identity_error
-        shares = zip(layer.counts, layer.variances, strict=True)
-        table.add_row(
-            layer.name,
-            f"{layer.channels}{dead}",
-            *(f"{error:.3f}" for error in errors),
-            *(f"{count:.0%} ({variance:.0%})" for count, variance in shares),
-        )
-    console = Console()
-    console.width = max(console.width, 100)
-    console.print(table, highlight=False)
-    console.print(report.verdict(), highlight=False, soft_wrap=True)
+        table = Table("layer", box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
+        table.columns[0].overflow = "fold"
+        for name in ("A", "A A = I", "A = I", "even %", "odd %", "neither %"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for layer in report.layers:
+            errors = (f"{error:.3f}" for error in (layer.error, layer.involution_error, layer.identity_error))
+            shares = zip(layer.counts, layer.variances, strict=True)
+            table.add_row(layer.name, *errors, *(f"{100 * count:.0f} ({100 * by:.0f})" for count, by in shares))
+        console = Console(highlight=False)
+        console.print(Text(title), soft_wrap=True)
+        console.print(table)
+        console.print(report.verdict())
+    report_unreadable(sorted(unreadable))

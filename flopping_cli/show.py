@@ -52,8 +52,8 @@ def show(
     from flopping.lab.drawing import require_matplotlib
 
     require_matplotlib()
-    from flopping.lab.show.output import output_paths, write_files
-    from flopping.lab.show.view import format_difference, look, open_picture
+    from flopping.lab.show import format_difference, look, open_picture
+    from flopping.lab.show_figure import output_paths, write_files
 
     stem = image.replace(":", "-") if image.startswith("fashion-mnist:") else Path(image).stem
     files = output_paths(output or Path(f"{stem}-flopping.png"), html, force)

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from flopping.training.evaluate import Accuracy
     from flopping.training.job import Job
 
+OwnCode = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="Your own code, as my_net.py:build, for a checkpoint of it; it runs only if it is named."
+    ),
+]
 Data = Annotated[
     str,
     typer.Option(
@@ -46,11 +52,13 @@ Workers = Annotated[
 ]
 RecipeName = Annotated[str, typer.Argument(help="A recipe by its name (flopping recipes), or a file of yours.")]
 Changes = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the recipe to change.")]
-Model = Annotated[str, typer.Option(help='A network, as "E(ViT-B)"; by default the recipe\'s.')]
+Model = Annotated[
+    str,
+    typer.Option(help='A network, as "E(ViT-B)", or your own, as my_net.py:build; by default the recipe\'s.'),
+]
 MicroBatch = Annotated[
     int | None, typer.Option(min=1, help="Images that go through the network together; part of the result.")
 ]
-HiddenChunk = Annotated[int | None, typer.Option("--chunk", min=1, hidden=True)]
 Compile = Annotated[bool, typer.Option(help="Compile the network.")]
 
 
@@ -90,10 +98,17 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder, if there is one.")
     ] = False,
-    init: Annotated[str | None, typer.Option(help="Weights to start from: a file, a checkpoint, a run.")] = None,
-    new_head: Annotated[bool, typer.Option("--new-head", help="With --init: start with a new classifier.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="With --resume: start anew if all checkpoints are corrupted.")
+    ] = False,
+    init: Annotated[
+        str | None,
+        typer.Option(help="Weights to start from: a file, a checkpoint, a run, or a name that timm has weights for."),
+    ] = None,
+    new_head: Annotated[
+        bool, typer.Option("--new-head", help="With --init: a new classifier, even for as many classes.")
+    ] = False,
     micro_batch: MicroBatch = None,
-    chunk: HiddenChunk = None,
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
@@ -124,11 +139,12 @@ def train(
     """
     from flopping.data.loader import default_workers
     from flopping.lab.curves import show_curves
+    from flopping.training.checkpoint import CheckpointManager
     from flopping.training.job import RunOptions
     from flopping.training.run import train as run
 
     console = Console(stderr=True)
-    job = build_job(recipe, changes, data, model, root, micro_batch or chunk, init, new_head)
+    job = build_job(recipe, changes, data, model, root, micro_batch, init, new_head)
     workers = default_workers() if workers is None else workers
     machine = RunOptions(
         device=device,
@@ -143,7 +159,7 @@ def train(
         unreadable_share=unreadable_share,
     )
     with report_end(console, output):
-        result = run(job, machine, output, progress_console(quiet), resume=resume)
+        result = run(job, machine, output, progress_console(quiet), resume=resume, restart=restart)
         if is_rank0():
             show_curves(output, job.model, progress_console(quiet))
     if not is_rank0():
@@ -151,15 +167,34 @@ def train(
     if json:
         typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
     else:
-        show_accuracy(f"{job.model} ({output})", result)
+        show_accuracy(f"{name_network(job.model)}, the last weights ({output / 'last'})", "validation images", result)
+        best = CheckpointManager(output).best()
+        if best is not None and best.score is not None:
+            typer.echo(
+                f"The best weights ({output / 'best'}): top-1 {best.score:.2f} % after step {best.step}. They were"
+                " chosen on these images, so expect less on others."
+            )
 
 
-def show_accuracy(what: str, found: Accuracy) -> None:
+def name_network(model: str) -> str:
+    """A network by the paper's name and the registered one."""
+    from flopping.models.zoo import names_in_paper, paper_names
+
+    registered = paper_names().get(model, model)
+    paper = names_in_paper().get(registered)
+    return registered if paper is None else f"{paper} ({registered})"
+
+
+def show_accuracy(what: str, images: str, found: Accuracy) -> None:
     """A result in words."""
-    typer.echo(f"{what} on {found.images} test images:")
-    typer.echo(f"  top-1 {found.top1:.2f} %, top-5 {found.top5:.2f} %")
+    from flopping.errors import pluralize
+
+    typer.echo(f"{what} on {found.images} {images}:")
+    top5 = "" if found.top5 is None else f", top-5 {found.top5:.2f} %"
+    typer.echo(f"  top-1 {found.top1:.2f} %{top5}")
     if found.mirrored_top1 is not None:
-        typer.echo(f"  mirrored: top-1 {found.mirrored_top1:.2f} %; {found.changed} images get another class")
+        changed = f"{pluralize(found.changed or 0, 'image')} {'gets' if found.changed == 1 else 'get'} another class"
+        typer.echo(f"  mirrored: top-1 {found.mirrored_top1:.2f} %; {changed}")
 
 
 @contextmanager
@@ -205,6 +240,7 @@ def evaluate(
     root: Root = None,
     mirror: Annotated[bool, typer.Option(help="Test mirrored images, too.")] = True,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    model: OwnCode = None,
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 100,
     device: Device = "auto",
     workers: Workers = None,
@@ -231,6 +267,7 @@ def evaluate(
                 *(Path(target), data, root, device, workers, batch),
                 mirror=mirror,
                 average=average,
+                network=model,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
     except RunStoppedError as error:
@@ -244,5 +281,11 @@ def evaluate(
     if json:
         typer.echo(json_module.dumps({"checkpoint": str(found.folder), "model": found.model, **result.as_dict()}))
     else:
-        show_accuracy(f"{found.model} ({found.folder})", result)
+        weights = "averaged weights" if average else "best weights" if found.is_best else "weights"
+        what = f"{name_network(found.model)}, the {weights} ({found.folder})"
+        show_accuracy(what, f"images ({found.images})", result)
+        if found.is_best:
+            typer.echo(
+                "If the run was validated on these images, its best weights were chosen on them: expect less on others."
+            )
     report_unreadable(found.unreadable)

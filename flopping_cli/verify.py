@@ -41,9 +41,9 @@ def verify(
         int | None, typer.Option(min=1, help="Size of the test image, where the network doesn't say.")
     ] = None,
     dtype: Annotated[DType, typer.Option(help="Precision of weights and image.")] = DType.float32,
-    tol: Annotated[float | None, typer.Option(help="Largest relative error that passes.")] = None,
+    tol: Annotated[float | None, typer.Option(min=0.0, help="Largest relative error that passes.")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Keep the weights; else all get random values.")] = False,
-    depth: Annotated[int | None, typer.Option(help="Show layers nested this deep, by default 2.")] = None,
+    depth: Annotated[int | None, typer.Option(min=0, help="Show layers nested this deep, by default 2.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per layer.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -62,6 +62,8 @@ def verify(
     from flopping.testing.verify import first_break, verify_layers
     from flopping.testing.verify import verify as run
 
+    if tol is not None and not isfinite(tol):
+        raise UsageError(f"--tol is a number of 0 or more, got {tol}")
     precision = getattr(torch, dtype.value)
     with show_status("Checking", quiet):
         checked = None if group is None else get_group(group)
@@ -74,10 +76,10 @@ def verify(
             rows = verify_layers(layer=layer, group=checked, dtype=precision, tol=tol)
         else:
             model = load(target).to(precision)
-            x = example_input(model, img_size, precision)
-            kinds = AssertionError, RuntimeError, TypeError, ValueError
+            kinds = AssertionError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
             refuses = f"{type(model).__name__} refuses --img-size {img_size}"
             with as_usage_error(*kinds if img_size is not None else (), context=refuses):
+                x = example_input(model, img_size, precision)
                 run_model(model, x)
             model = model if as_is else randomize_(model)
             # a group that is asked for may turn the image to a shape that the network, which takes x, refuses

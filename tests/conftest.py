@@ -25,19 +25,17 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Iterator[Launcher]:
-    """Starts commands in processes of their own."""
-    made = Launcher()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedPython]:
     """Starts what is to be put for `sys.executable`."""
     made = ForkedPython(tmp_path_factory.mktemp("forks"))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def launcher(forks: ForkedPython) -> Launcher:
+    """Starts commands in processes of their own."""
+    return Launcher(forks)
 
 
 @pytest.fixture

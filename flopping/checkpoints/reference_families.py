@@ -1,293 +1,302 @@
-"""The reference code's three architectures, key by key.
+"""The reference code's three architectures: the arguments that shapes tell, and its keys in our names.
 
-Their names for even and odd are sym and asym. Their patch filters and token folds carry factors 1/sqrt 2 in other
-places than ours, whose folds are orthonormal.
+Its names for even and odd are sym and asym. Its patch filters and token folds carry factors 1/sqrt 2 in other places
+than ours, whose folds are orthonormal.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from math import sqrt
+from dataclasses import dataclass
+from math import isqrt, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flopping.checkpoints.translation import Hints, Translation, check_img_size, set_img_size
 from flopping.errors import UsageError
-from flopping.functional.grid import as_pair
+from flopping.functional.grid import Grid, as_pair
+from flopping.models.backbone import Backbone
+from flopping.models.convnext import ConvNeXt
+from flopping.models.mlp_mixer import ResMlp
+from flopping.models.vision_transformer import VisionTransformer
 from flopping.models.zoo import RESMLP_ACTIVATION, VITS
 
-_PARITIES = (("even", "sym"), ("odd", "asym"))
 _HEADS = {width: heads for width, _, heads, _ in VITS.values()}
 
 
-def vision_transformer(found: Translation, hints: Hints) -> None:
-    """E(ViT), H(ViT), and the reference code's I(ViT), which hands on absolute values of odd channels."""
-    _patches(found, "patch_embed.proj", "patch_embed", sqrt(0.5))
-    *_, half = found.shape("cls_token.0", 3)
-    hidden, _ = found.shape("blocks.0.mlp.fc1.linear_sym.weight", 2)
-    _, places, _ = found.shape("pos_embed.0", 3)
-    depth = found.depth("blocks")
-    ordinary = [i for i in range(depth) if f"blocks.{i}.attn.qkv.weight" in found.source]
-    found.args |= {
-        "embed_dim": 2 * half,
-        "depth": depth,
-        "num_heads": _num_heads(2 * half, hints.num_heads),
-        "mlp_ratio": hidden / half,
-        "qkv_bias": "blocks.0.attn.qkv.linear_sym.bias" in found.source,
-    }
-    if "blocks.0.gamma_1.alpha_sym" not in found.source:
-        found.args["init_values"] = 0.0
-    set_img_size(found, 2 * places, found.value("patch_embed.flatten_and_permute.permutation"), hints.img_size)
-    _set_handoff(found, ordinary, hints.handoff)
-    found.give("cls_token.token", "cls_token.0", change=torch.flatten)
-    found.zero("cls_token.1")
-    found.give("pos_embed.weight.even", "pos_embed.0", change=_without_batch)
-    found.give("pos_embed.weight.odd", "pos_embed.1", change=_without_batch)
-    for i in range(depth):
-        (_ordinary_block if i in ordinary else _block)(found, f"blocks.{i}")
-    _head(found, "head")
-    if ordinary:
-        _ordinary_norm(found, "norm")
-        return
-    _, read = found.shape("head.weight", 2)
-    if read == 2 * half:
-        found.args["readout"] = "abs"
-        _norm(found, "norm", "norm")
-    else:  # the head never sees what the odd scales scale
-        found.give("norm.weight.even", "norm.scaling.alpha_sym")
-        found.give("norm.bias", "norm.scaling.beta")
-        found.unused("norm.scaling.alpha_asym")
+class Source(dict[str, Tensor]):
+    """The weights of a checkpoint, and what they tell about the architecture."""
+
+    def find(self, key: str) -> Tensor:
+        if key not in self:
+            raise UsageError(f"the checkpoint lacks {key}, which tells what network it is")
+        return self[key]
+
+    def shape(self, key: str, axes: int) -> tuple[int, ...]:
+        shape = tuple(self.find(key).shape)
+        if len(shape) != axes:
+            raise UsageError(f"{key} has {axes} axes in the reference code, got shape {shape}")
+        return shape
+
+    def depth(self, prefix: str) -> int:
+        """How many blocks `prefix.0`, `prefix.1`, ... there are."""
+        matches = (re.match(rf"{re.escape(prefix)}\.(\d+)\.", key) for key in self)
+        numbers = sorted({int(match[1]) for match in matches if match})
+        if not numbers or numbers != list(range(len(numbers))):
+            raise UsageError(f"{prefix} must be numbered from 0 without gaps, got {numbers}")
+        return len(numbers)
 
 
-def _num_heads(width: int, num_heads: int | None) -> int:
-    if num_heads is not None:
-        return num_heads
-    if width not in _HEADS:
-        known = ", ".join(f"{w}: {h}" for w, h in sorted(_HEADS.items()))
-        raise UsageError(
-            f"shapes don't tell the heads of a width of {width} (known are {known}): say num_heads= (--num-heads)"
-        )
-    return _HEADS[width]
+def _same(value: Tensor) -> Tensor:
+    return value
 
 
-def _set_handoff(found: Translation, ordinary: list[int], handoff: str | None) -> None:
-    depth = found.args["depth"]
-    if not ordinary:
-        if handoff is not None:
-            raise UsageError(f"all {depth} blocks are equivariant, so there is no handoff, got {handoff!r}")
-        return
-    first = ordinary[0]
-    if ordinary != list(range(first, depth)):
-        raise UsageError(f"ordinary blocks stand behind the equivariant ones, got ordinary blocks {ordinary}")
-    if handoff is None:
-        raise UsageError(f"ordinary blocks begin at {first}: say handoff='hybrid' or 'abs' (--handoff)")
-    found.args["handoffs"] = {first: handoff}
+def _ignore(value: Tensor) -> None:
+    """For what the reference code stores and never applies, or what is read as an argument."""
 
 
-def _block(found: Translation, block: str) -> None:
-    _linear(found, f"{block}.attn.qkv", f"{block}.attn.qkv", bias=found.args["qkv_bias"])
-    for layer in ("attn.proj", "mlp.fc1", "mlp.fc2"):
-        _linear(found, f"{block}.{layer}", f"{block}.{layer}")
-    for n in (1, 2):
-        _norm(found, f"{block}.norm{n}", f"{block}.norm{n}")
-        if "init_values" not in found.args:
-            _scale(found, f"{block}.ls{n}", f"{block}.gamma_{n}")
-
-
-def _ordinary_block(found: Translation, block: str) -> None:
-    for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"):
-        found.give(f"{block}.{layer}.even.weight", f"{block}.{layer}.weight")
-        if layer != "attn.qkv" or found.args["qkv_bias"]:
-            found.give(f"{block}.{layer}.even.bias", f"{block}.{layer}.bias")
-    for n in (1, 2):
-        _ordinary_norm(found, f"{block}.norm{n}")
-        if "init_values" not in found.args:
-            found.give(f"{block}.ls{n}.gamma.even", f"{block}.gamma_{n}")
-
-
-def _ordinary_norm(found: Translation, norm: str) -> None:
-    found.give(f"{norm}.weight.even", f"{norm}.weight")
-    found.give(f"{norm}.bias", f"{norm}.bias")
-
-
-def resmlp(found: Translation, hints: Hints) -> None:
-    """E(ResMLP)."""
-    _patches(found, "stem.proj", "patch_embed", 1.0)
-    hidden, half = found.shape("blocks.0.mlp.fc1.lin_sym.weight", 2)
-    depth = found.depth("blocks")
-    order = "patch_embed.flatten_and_permute_to_fourier"
-    sides = torch.cat([found.value(f"{order}.left_idx"), found.value(f"{order}.right_idx")])
-    set_img_size(found, len(sides), sides, hints.img_size)
-    found.args |= {
-        "embed_dim": 2 * half,
-        "depth": depth,
-        "mlp_ratio": hidden / half,
-        "act_layer": RESMLP_ACTIVATION,
-    }
-    for i in range(depth):
-        _resmlp_block(found, f"blocks.{i}")
-    found.give("norm.alpha.even", "norm.alpha")
-    found.give("norm.beta", "norm.beta")
-    _head(found, "head")
-
-
-def _resmlp_block(found: Translation, block: str) -> None:
-    for irrep, name in _PARITIES:
-        for kind in ("weight", "bias"):
-            found.give(f"{block}.linear_tokens.{kind}.{irrep}", f"{block}.attn.lin_{name}.{kind}")
-        for n in (1, 2):
-            theirs = f"{block}.mlp.fc{n}.lin_{name}"
-            found.give(f"{block}.mlp_channels.fc{n}.{irrep}.weight", f"{theirs}.weight")
-            # theirs shift folded tokens, of which one value is two tokens over sqrt 2
-            ours = f"fc{n}.even.bias" if irrep == "even" else f"shift{n}.bias.odd"
-            found.give(f"{block}.mlp_channels.{ours}", f"{theirs}.bias", change=_times(sqrt(0.5)))
-    for n in (1, 2):
-        for irrep, name in _PARITIES:
-            found.give(f"{block}.norm{n}.alpha.{irrep}", f"{block}.norm{n}.alpha_{name}")
-        # both shifts are stored, and the reference code applies neither
-        found.give(f"{block}.norm{n}.beta", f"{block}.norm{n}.beta_sym", change=torch.zeros_like)
-        found.unused(f"{block}.norm{n}.beta_asym")
-        _scale(found, f"{block}.ls{n}", f"{block}.gamma_{n}")
-
-
-def isotropic_convnext(found: Translation, hints: Hints) -> None:
-    """E(ConvNeXt iso.)."""
-    _patches(found, "stem.0.proj", "stem", sqrt(0.5))
-    depth = found.depth("blocks")
-    width = _convnext_sizes(found, "blocks.0")
-    found.args |= {"depths": (depth,), "dims": (width,)}
-    for b in range(depth):
-        _convnext_block(found, f"stages.0.blocks.{b}", f"blocks.{b}")
-    _convnext_head(found, hints)
-
-
-def hierarchical_convnext(found: Translation, hints: Hints) -> None:
-    """E(ConvNeXt), in stages."""
-    _patches(found, "stem.0.proj", "downsample_layers.0.0", sqrt(0.5))
-    _norm(found, "stem.1", "downsample_layers.0.1")
-    stages = range(found.depth("stages"))
-    found.args["dims"] = tuple(_convnext_sizes(found, f"stages.{s}.0") for s in stages)
-    found.args["depths"] = tuple(found.depth(f"stages.{s}") for s in stages)
-    for s in stages:
-        if s:
-            _norm(found, f"stages.{s}.downsample.0", f"downsample_layers.{s}.0")
-            _downsample(found, f"stages.{s}.downsample.1.proj", f"downsample_layers.{s}.1")
-        for b in range(found.args["depths"][s]):
-            _convnext_block(found, f"stages.{s}.blocks.{b}", f"stages.{s}.{b}")
-    _convnext_head(found, hints)
-
-
-def _convnext_sizes(found: Translation, block: str) -> int:
-    """The width of a block; what else its shapes tell becomes arguments."""
-    hidden, half, *_ = found.shape(f"{block}.pwconv1.linear_sym.weight", 4)
-    *_, kernel, _ = found.shape(f"{block}.dwconv.sym_to_sym.weight", 4)
-    found.args |= {"mlp_ratio": hidden / half, "kernel_size": kernel}
-    if f"{block}.gamma.alpha_sym" not in found.source:
-        found.args["init_values"] = 0.0
-    return 2 * half
-
-
-def _convnext_block(found: Translation, ours: str, theirs: str) -> None:
-    kernel = found.args["kernel_size"]
-    for source, first in _PARITIES:
-        for target, second in _PARITIES:
-            name = f"{theirs}.dwconv.{first}_to_{second}"
-            # left columns; an antisymmetric filter has no middle one
-            filters = (1, kernel, kernel // 2 + (first == second))
-            found.give(f"{ours}.conv_dw.weight.{source}_to_{target}", f"{name}.weight", change=_flat(filters))
-            if first != second:
-                found.zero(f"{name}.zero_center")
-    biases = [f"{theirs}.dwconv.{first}_to_sym.bias" for _, first in _PARITIES]
-    found.give(f"{ours}.conv_dw.bias", *biases, change=lambda *values: torch.cat(values))
-    _norm(found, f"{ours}.norm", f"{theirs}.norm")
-    for n in (1, 2):
-        _linear(found, f"{ours}.mlp.fc{n}", f"{theirs}.pwconv{n}", change=_pixelwise)
-    if "init_values" not in found.args:
-        _scale(found, f"{ours}.gamma", f"{theirs}.gamma")
-
-
-def _downsample(found: Translation, ours: str, theirs: str) -> None:
-    """First columns of 2 x 2 windows, `(out, in, 2, 1)`; ours reads a folded window row by row."""
-
-    def change(*columns: Tensor) -> Tensor:
-        return torch.cat([column.squeeze(3).transpose(1, 2).flatten(1) for column in columns], 1) * sqrt(2)
-
-    for irrep, name in _PARITIES:
-        sources = [f"{theirs}.{source}_to_{name}.weight" for _, source in _PARITIES]
-        found.give(f"{ours}.{irrep}.weight", *sources, change=change)
-    found.give(f"{ours}.even.bias", f"{theirs}.sym_to_sym.bias")
-
-
-def _convnext_head(found: Translation, hints: Hints) -> None:
-    found.give("head.norm.weight", "norm.weight")
-    found.give("head.norm.bias", "norm.bias")
-    _head(found, "head.fc")
-    if hints.img_size is not None:
-        patch, factor = as_pair(found.args["patch_size"], "patch_size"), 2 ** (len(found.args["depths"]) - 1)
-        check_img_size(hints.img_size, (patch[0] * factor, patch[1] * factor))
-
-
-def _patches(found: Translation, ours: str, theirs: str, factor: float) -> None:
-    """Left halves of filters, `(out, in, k, k/2)`; the right halves mirror them. Our fold carries 1/sqrt 2."""
-    _, chans, height, half = found.shape(f"{theirs}.proj_sym.weight", 4)
-    (classes,) = found.shape("head.bias", 1)
-    patch = height if height == 2 * half else (height, 2 * half)
-    found.args |= {"in_chans": chans, "patch_size": patch, "num_classes": classes}
-    for irrep, name in _PARITIES:
-        change = _flat((chans, height, half), sqrt(2) * factor)
-        found.give(f"{ours}.{irrep}.weight", f"{theirs}.proj_{name}.weight", change=change)
-    found.give(f"{ours}.even.bias", f"{theirs}.proj_sym.bias", change=_times(factor))
-
-
-def _linear(
-    found: Translation,
-    ours: str,
-    theirs: str,
-    bias: bool = True,
-    change: Callable[[Tensor], Tensor] = lambda weight: weight,
-) -> None:
-    for irrep, name in _PARITIES:
-        found.give(f"{ours}.{irrep}.weight", f"{theirs}.linear_{name}.weight", change=change)
-    if bias:
-        found.give(f"{ours}.even.bias", f"{theirs}.linear_sym.bias")
-
-
-def _norm(found: Translation, ours: str, theirs: str) -> None:
-    for irrep, name in _PARITIES:
-        found.give(f"{ours}.weight.{irrep}", f"{theirs}.scaling.alpha_{name}")
-    found.give(f"{ours}.bias", f"{theirs}.scaling.beta")
-
-
-def _scale(found: Translation, ours: str, theirs: str) -> None:
-    for irrep, name in _PARITIES:
-        found.give(f"{ours}.gamma.{irrep}", f"{theirs}.alpha_{name}")
-
-
-def _head(found: Translation, ours: str) -> None:
-    found.give(f"{ours}.weight", "head.weight")
-    found.give(f"{ours}.bias", "head.bias")
+def _require_zero(value: Tensor) -> None:
+    if value.any():
+        raise ValueError("it must be zero, or the network would not follow the group")
 
 
 def _times(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda value: value * factor
 
 
-def _flat(shape: tuple[int, ...], factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """Filters `(out, *shape)` as rows; other shapes with as many numbers are refused."""
-
-    def change(filters: Tensor) -> Tensor:
-        if tuple(filters.shape[1:]) != shape:
-            raise UsageError(f"filters have shape {shape}, got {tuple(filters.shape[1:])}")
-        return filters.flatten(1) * factor
-
-    return change
+def _flatten(filters: Tensor) -> Tensor:
+    return filters.flatten(1)
 
 
-def _pixelwise(weight: Tensor) -> Tensor:
-    """The matrix of a 1x1 convolution."""
-    return weight.squeeze(3).squeeze(2)
+def _depthwise(filters: Tensor) -> Tensor:
+    """Left columns of square filters, as rows; an antisymmetric one has no middle column."""
+    _, _, kernel, columns = filters.shape
+    if columns not in (kernel // 2, kernel // 2 + 1):
+        raise ValueError("no left columns of a square filter")
+    return filters.flatten(1)
 
 
-def _without_batch(value: Tensor) -> Tensor:
-    return value.squeeze(0)
+def _windows(*columns: Tensor) -> Tensor:
+    """First columns of 2 x 2 windows, `(out, in, 2, 1)`; ours reads a folded window row by row."""
+    return torch.cat([column.squeeze(3).transpose(1, 2).flatten(1) for column in columns], 1) * sqrt(2)
+
+
+Rule = tuple[str, str, Callable[..., Tensor | None]]
+"""A key of theirs (`#` is a number, `@` sym or asym), our key, and what the values become.
+
+Several keys of theirs that give one of ours are handed over together, those of sym first.
+"""
+_LAYERS = "(attn.qkv|attn.proj|mlp.fc1|mlp.fc2)"
+_VIT: tuple[Rule, ...] = (
+    ("patch_embed.proj_@.weight", r"patch_embed.proj.\1.weight", _flatten),
+    ("patch_embed.proj_sym.bias", "patch_embed.proj.even.bias", _times(sqrt(0.5))),
+    ("patch_embed.flatten_and_permute.permutation", "", _ignore),
+    ("cls_token.0", "cls_token.token", torch.flatten),
+    ("cls_token.1", "", _require_zero),
+    ("pos_embed.0", "pos_embed.weight.even", lambda value: value.squeeze(0)),
+    ("pos_embed.1", "pos_embed.weight.odd", lambda value: value.squeeze(0)),
+    (f"blocks.#.{_LAYERS}.linear_@.weight", r"blocks.\1.\2.\3.weight", _same),
+    (f"blocks.#.{_LAYERS}.linear_sym.bias", r"blocks.\1.\2.even.bias", _same),
+    ("blocks.#.norm#.scaling.alpha_@", r"blocks.\1.norm\2.weight.\3", _same),
+    ("blocks.#.norm#.scaling.beta", r"blocks.\1.norm\2.bias", _same),
+    ("blocks.#.gamma_#.alpha_@", r"blocks.\1.ls\2.gamma.\3", _same),
+    ("norm.scaling.alpha_@", r"norm.weight.\1", _same),
+    ("norm.scaling.beta", "norm.bias", _same),
+    # ordinary blocks, after a hand-off
+    (f"blocks.#.{_LAYERS}.(weight|bias)", r"blocks.\1.\2.even.\3", _same),
+    ("(blocks.#.norm#|norm).weight", r"\1.weight.even", _same),
+    ("(blocks.#.norm#|norm).bias", r"\1.bias", _same),
+    ("blocks.#.gamma_#", r"blocks.\1.ls\2.gamma.even", _same),
+    ("head.(weight|bias)", r"head.\1", _same),
+)
+_RESMLP: tuple[Rule, ...] = (
+    ("patch_embed.proj_@.weight", r"stem.proj.\1.weight", lambda w: w.flatten(1) * sqrt(2)),
+    ("patch_embed.proj_sym.bias", "stem.proj.even.bias", _same),
+    ("patch_embed.flatten_and_permute_to_fourier.(left|right)_idx", "", _ignore),
+    ("blocks.#.attn.lin_@.(weight|bias)", r"blocks.\1.linear_tokens.\3.\2", _same),
+    ("blocks.#.mlp.fc#.lin_@.weight", r"blocks.\1.mlp_channels.fc\2.\3.weight", _same),
+    # theirs shift folded tokens, of which one value is two tokens over sqrt 2
+    ("blocks.#.mlp.fc#.lin_sym.bias", r"blocks.\1.mlp_channels.fc\2.even.bias", _times(sqrt(0.5))),
+    ("blocks.#.mlp.fc#.lin_asym.bias", r"blocks.\1.mlp_channels.shift\2.bias.odd", _times(sqrt(0.5))),
+    ("blocks.#.norm#.alpha_@", r"blocks.\1.norm\2.alpha.\3", _same),
+    # both shifts are stored, and the reference code applies neither
+    ("blocks.#.norm#.beta_sym", r"blocks.\1.norm\2.beta", torch.zeros_like),
+    ("blocks.#.norm#.beta_asym", "", _ignore),
+    ("blocks.#.gamma_#.alpha_@", r"blocks.\1.ls\2.gamma.\3", _same),
+    ("norm.alpha", "norm.alpha.even", _same),
+    ("(norm.beta|head.weight|head.bias)", r"\1", _same),
+)
+_CONVNEXT: tuple[Rule, ...] = (
+    ("downsample_layers.0.0.proj_@.weight", r"stem.0.proj.\1.weight", _flatten),
+    ("downsample_layers.0.0.proj_sym.bias", "stem.0.proj.even.bias", _times(sqrt(0.5))),
+    ("downsample_layers.0.1.scaling.alpha_@", r"stem.1.weight.\1", _same),
+    ("downsample_layers.0.1.scaling.beta", "stem.1.bias", _same),
+    ("downsample_layers.#.0.scaling.alpha_@", r"stages.\1.downsample.0.weight.\2", _same),
+    ("downsample_layers.#.0.scaling.beta", r"stages.\1.downsample.0.bias", _same),
+    ("downsample_layers.#.1.@_to_@.weight", r"stages.\1.downsample.1.proj.\3.weight", _windows),
+    ("downsample_layers.#.1.sym_to_sym.bias", r"stages.\1.downsample.1.proj.even.bias", _same),
+    ("stages.#.#.dwconv.(@_to_@).weight", r"stages.\1.blocks.\2.conv_dw.weight.\3", _depthwise),
+    ("stages.#.#.dwconv.@_to_sym.bias", r"stages.\1.blocks.\2.conv_dw.bias", lambda *parts: torch.cat(parts)),
+    ("stages.#.#.dwconv.(sym_to_asym|asym_to_sym).zero_center", "", _require_zero),
+    ("stages.#.#.norm.scaling.alpha_@", r"stages.\1.blocks.\2.norm.weight.\3", _same),
+    ("stages.#.#.norm.scaling.beta", r"stages.\1.blocks.\2.norm.bias", _same),
+    ("stages.#.#.pwconv#.linear_@.weight", r"stages.\1.blocks.\2.mlp.fc\3.\4.weight", _flatten),
+    ("stages.#.#.pwconv#.linear_sym.bias", r"stages.\1.blocks.\2.mlp.fc\3.even.bias", _same),
+    ("stages.#.#.gamma.alpha_@", r"stages.\1.blocks.\2.gamma.gamma.\3", _same),
+    ("norm.(weight|bias)", r"head.norm.\1", _same),
+    ("head.(weight|bias)", r"head.fc.\1", _same),
+)
+
+
+def _vit_args(
+    source: Source, num_heads: int | None = None, img_size: Grid | None = None, handoff: str | None = None
+) -> dict[str, Any]:
+    """E(ViT), H(ViT), and the reference code's I(ViT), which hands on absolute values of odd channels."""
+    *_, half = source.shape("cls_token.0", 3)
+    hidden, _ = source.shape("blocks.0.mlp.fc1.linear_sym.weight", 2)
+    _, places, _ = source.shape("pos_embed.0", 3)
+    if num_heads is None and 2 * half not in _HEADS:
+        known = ", ".join(f"{w}: {h}" for w, h in sorted(_HEADS.items()))
+        raise UsageError(f"shapes don't tell the heads of a width of {2 * half} (known: {known}): say num_heads")
+    depth = source.depth("blocks")
+    args = {
+        **_patch_args(source, "patch_embed"),
+        "embed_dim": 2 * half,
+        "depth": depth,
+        "num_heads": num_heads or _HEADS[2 * half],
+        "mlp_ratio": hidden / half,
+        "qkv_bias": "blocks.0.attn.qkv.linear_sym.bias" in source,
+    }
+    if "blocks.0.gamma_1.alpha_sym" not in source:
+        args["init_values"] = 0.0
+    order = source.find("patch_embed.flatten_and_permute.permutation")
+    args["img_size"] = _find_img_size(args["patch_size"], 2 * places, order, img_size)
+    ordinary = [block for block in range(depth) if f"blocks.{block}.attn.qkv.weight" in source]
+    if ordinary:
+        if ordinary != list(range(ordinary[0], depth)):
+            raise UsageError(f"ordinary blocks stand behind the equivariant ones, got ordinary blocks {ordinary}")
+        if handoff not in ("hybrid", "abs"):
+            raise UsageError(f"ordinary blocks begin at {ordinary[0]}: handoff is 'hybrid' or 'abs', got {handoff!r}")
+        return {**args, "handoffs": {ordinary[0]: handoff}}
+    if handoff is not None:
+        raise UsageError(f"all {depth} blocks are equivariant, so there is no handoff, got {handoff!r}")
+    if source.shape("head.weight", 2)[1] == 2 * half:
+        return {**args, "readout": "abs"}
+    source.pop("norm.scaling.alpha_asym", None)  # the head never sees what it scales
+    return args
+
+
+def _resmlp_args(source: Source, img_size: Grid | None = None) -> dict[str, Any]:
+    hidden, half = source.shape("blocks.0.mlp.fc1.lin_sym.weight", 2)
+    patch = _patch_args(source, "patch_embed")
+    sides = [source.find(f"patch_embed.flatten_and_permute_to_fourier.{side}_idx") for side in ("left", "right")]
+    return {
+        **patch,
+        "img_size": _find_img_size(patch["patch_size"], sum(map(len, sides)), torch.cat(sides), img_size),
+        "embed_dim": 2 * half,
+        "depth": source.depth("blocks"),
+        "mlp_ratio": hidden / half,
+        "act_layer": RESMLP_ACTIVATION,
+    }
+
+
+def _convnext_args(source: Source) -> dict[str, Any]:
+    """A ConvNeXt takes images of any size. An isotropic one becomes a hierarchical one of a single stage."""
+    for isotropic, hierarchical in (("stem.", "downsample_layers.0.0."), ("blocks.", "stages.0.")):
+        for key in [key for key in source if key.startswith(isotropic)]:
+            source[hierarchical + key.removeprefix(isotropic)] = source.pop(key)
+    stages = range(source.depth("stages"))
+    layers = [source.shape(f"stages.{stage}.0.pwconv1.linear_sym.weight", 4) for stage in stages]
+    args = {
+        **_patch_args(source, "downsample_layers.0.0"),
+        "dims": tuple(2 * half for _, half, *_ in layers),
+        "depths": tuple(source.depth(f"stages.{stage}") for stage in stages),
+        "mlp_ratio": layers[0][0] / layers[0][1],
+        "kernel_size": source.shape("stages.0.0.dwconv.sym_to_sym.weight", 4)[2],
+    }
+    return args if "stages.0.0.gamma.alpha_sym" in source else {**args, "init_values": 0.0}
+
+
+def _patch_args(source: Source, embed: str) -> dict[str, Any]:
+    """Left halves of filters, `(out, in, k, k/2)`; the right halves mirror them."""
+    even, odd = (source.shape(f"{embed}.proj_{parity}.weight", 4) for parity in ("sym", "asym"))
+    if even != odd:
+        raise UsageError(f"{embed}.proj_sym.weight and proj_asym.weight have one shape, got {even} and {odd}")
+    _, chans, height, half = even
+    (classes,) = source.shape("head.bias", 1)
+    patch = height if height == 2 * half else (height, 2 * half)
+    return {"in_chans": chans, "patch_size": patch, "num_classes": classes}
+
+
+def _find_img_size(patch_size: int | Grid, places: int, order: Tensor, img_size: Grid | None) -> int | Grid:
+    """The size of images from the number of tokens, and from the caller where their grid isn't square.
+
+    `order` is how the reference code stores tokens: the left half of the grid row by row, then its mirror images.
+    """
+    patch = as_pair(patch_size, "patch_size")
+    size = img_size or (isqrt(places) * patch[0], isqrt(places) * patch[1])
+    rows, columns = size[0] // patch[0], size[1] // patch[1]
+    fits = (rows * patch[0], columns * patch[1]) == size and rows * columns == places and columns % 2 == 0
+    if fits:
+        index = torch.arange(places).view(rows, columns)
+        left, right = index[:, : columns // 2], index.flip(1)[:, : columns // 2]
+        fits = torch.equal(order.cpu().long().flatten(), torch.cat([left.flatten(), right.flatten()]))
+    if not fits:
+        raise UsageError(
+            f"the checkpoint has {places} tokens of {patch[0]} x {patch[1]} pixels, in an order that images of"
+            f" {size[0]} x {size[1]} don't give: say another img_size (height, width)"
+        )
+    return size[0] if size[0] == size[1] else size
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture of the reference code."""
+
+    mark: str
+    """A part of keys that no other family has."""
+    model: type[Backbone]
+    find_args: Callable[..., dict[str, Any]]
+    """The arguments of our class, from the weights and from the hints that callers give."""
+    rules: tuple[Rule, ...]
+
+
+FAMILIES = (
+    Family(".attn.qkv.linear_sym.", VisionTransformer, _vit_args, _VIT),
+    Family(".attn.lin_sym.", ResMlp, _resmlp_args, _RESMLP),
+    Family(".dwconv.sym_to_sym.", ConvNeXt, _convnext_args, _CONVNEXT),
+)
+
+
+def translate_weights(source: Source, rules: tuple[Rule, ...]) -> dict[str, tuple[tuple[str, ...], Tensor]]:
+    """Our weights by their names, each with the keys that it was made of. Keys without a rule are refused."""
+    patterns = [
+        (re.compile(theirs.replace(".", r"\.").replace("#", r"(\d+)").replace("@", "(a?sym)")), ours, change)
+        for theirs, ours, change in rules
+    ]
+    groups: dict[tuple[str, Callable[..., Tensor | None]], list[str]] = {}
+    strange = []
+    for key in sorted(source, key=lambda key: "asym_to_" in key):
+        for pattern, ours, change in patterns:
+            if match := pattern.fullmatch(key):
+                name = match.expand(ours).replace("asym", "odd").replace("sym", "even") or key
+                groups.setdefault((name, change), []).append(key)
+                break
+        else:
+            strange.append(key)
+    if strange:
+        raise UsageError(f"the reference code has no such weights: {', '.join(sorted(strange)[:4])}")
+    found = {}
+    for (name, change), keys in groups.items():
+        # in half precision, factors would round
+        values = [source[key].to(torch.promote_types(source[key].dtype, torch.float32)) for key in keys]
+        try:
+            value = change(*values)
+        except (ValueError, RuntimeError, IndexError, TypeError) as error:
+            shapes = ", ".join(f"{key} {tuple(source[key].shape)}" for key in keys)
+            raise UsageError(f"{shapes} can't become {name}: {error}") from error
+        if value is not None:
+            found[name] = tuple(keys), value
+    return found

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from timm.models._hub import save_config_for_hf
+from torch import Tensor, nn
 
-from flopping.errors import UsageError
-from flopping.files import atomic_write, require_writable
+from flopping.errors import UsageError, as_usage_error
+from flopping.files import atomic_write, atomic_write_folder, require_writable
 
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+"""The files of a folder that timm loads."""
 _NESTED = ("model", "state_dict", "model_state_dict")
 """Where training scripts put the weights beside their other state."""
 
@@ -28,8 +33,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"no file {str(path)!r}")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
-    return table_of_weights(content, repr(str(path)))
+    if path.suffix != ".safetensors":
+        return table_of_weights(read_torch(path), repr(str(path)))
+    with as_usage_error(SafetensorError, OSError, context=f"{str(path)!r} is no whole .safetensors file"):
+        return table_of_weights(load_file(path), repr(str(path)))
 
 
 def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
@@ -38,20 +45,48 @@ def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
         raise UsageError(f"{what} is no table of weights but a {type(content).__name__}")
     table: Mapping[Any, Any] = content
     table = next((table[name] for name in _NESTED if isinstance(table.get(name), Mapping)), table)
-    strange = [key for key, value in table.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
-    if strange:
-        kinds = ", ".join(f"{key!r} ({type(table[key]).__name__})" for key in strange[:4])
-        raise UsageError(f"{what} is no table of weights: besides tensors it holds {kinds}")
+    for key, value in table.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise UsageError(f"{what} is no table of weights: it holds {key!r} ({type(value).__name__})")
     if not table:
         raise UsageError(f"{what} holds no weights")
     return dict(table)
 
 
-def _read_safetensors(path: Path) -> object:
+class Preprocessing(BaseModel):
+    """What a config.json says about images; timm takes its own values for what is missing."""
+
+    input_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (3, 224, 224)
+    crop_pct: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
+    crop_mode: Literal["center", "squash", "border"] = "center"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"] = "bicubic"
+    mean: tuple[FiniteFloat, ...] | None = None
+    std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_value_per_channel(self) -> Preprocessing:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) != self.input_size[0]:
+                channels = f"images of {self.input_size[0]} x {self.input_size[1]} x {self.input_size[2]}"
+                raise ValueError(f"{name} has one value per channel of {channels}, got {list(values)}")
+        return self
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder that timm loads; one that no images can be prepared by is refused."""
+    path = folder / CONFIG
+    with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} can't be read"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
+        raise UsageError(f"{str(path)!r} names no architecture: it is none of timm's")
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UsageError(f"{str(path)!r} is no whole .safetensors file: {error}") from error
+        Preprocessing.model_validate(config.get("pretrained_cfg") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        got = f", got {first['input']!r}" if where else ""
+        raise UsageError(f"{str(path)!r}: {where} {first['msg']}{got}") from error
+    return config
 
 
 def read_torch(path: Path) -> object:
@@ -95,3 +130,28 @@ def write_weights(
         except SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
             raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
+
+
+def require_output_folder(path: Path, overwrite: bool) -> None:
+    """Refuse a folder that can't be written, or that holds more than a saved network."""
+    require_writable(path, overwrite, folder=True)
+    others = sorted(set(os.listdir(path)) - {CONFIG, WEIGHTS}) if path.is_dir() else []
+    if others:
+        raise UsageError(f"{str(path)!r} holds more than a saved network ({others[0]!r}), and is not replaced")
+
+
+def write_folder(
+    model: nn.Module,
+    path: Path,
+    model_args: Mapping[str, Any],
+    labels: Sequence[str] | None = None,
+    input_size: Sequence[int] | None = None,
+) -> None:
+    """A folder that timm loads: the weights, and a config with the arguments, the classes and the preprocessing."""
+    with atomic_write_folder(path) as place:
+        save_config_for_hf(model, place / CONFIG, {} if labels is None else {"label_names": list(labels)}, model_args)
+        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+        if input_size is not None:
+            config["pretrained_cfg"]["input_size"] = list(input_size)
+        (place / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        write_weights(model.state_dict(), place / WEIGHTS)

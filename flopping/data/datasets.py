@@ -25,7 +25,7 @@ _FAILURES = RuntimeError, ValueError, OSError, ImportError
 
 
 def open_dataset(data: str, split: str, root: str | None = None) -> ImageDataset:
-    """The images of a split ("train" or "test") of a dataset.
+    """The images of a split ("train", "validation" or "test") of a dataset.
 
     `data` is a folder with a folder for each split, in it one for each class; "fashion-mnist" for the subset in the
     package, or with `root` for all of it; or a name that timm knows, as "torch/cifar10", "hfds/NAME" or "wds/NAME",
@@ -149,17 +149,18 @@ def open_hub(data: str, split: str, root: str | None) -> HubDataset:
 
     try:
         splits = datasets.load_dataset(data.removeprefix("hfds/"), cache_dir=root)
-        name = next((name for name in SPLITS[split] if name in splits), None)
-        if name is None:
+        names = [name for name in SPLITS[split] if name in splits]
+        if not names:
             raise ValueError(f"it has no split {' or '.join(SPLITS[split])}, only {', '.join(splits)}")
+        label = _find_column(splits[names[0]], datasets.ClassLabel, "label")
+        name = next((name for name in names if min(splits[name].unique(label)) >= 0), None)  # -1 is no class
+        if name is None:
+            raise ValueError(f"split {names[0]!r} has images without a class, labelled -1: name another dataset")
         image = _find_column(splits[name], datasets.Image, "image")
-        label = _find_column(splits[name], datasets.ClassLabel, "label")
         rows = splits[name].cast_column(image, datasets.Image(decode=False))
     except _FAILURES as error:
         place = "" if root is None else f" in {root!r}"
         raise UsageError(f"dataset {data!r}{place}: {_to_line(error)}") from error
-    if min(rows.unique(label)) < 0:
-        raise UsageError(f"split {name!r} of {data!r} has images without a class, labelled -1: name another dataset")
     return HubDataset(f"{data}'s split {name!r}", rows, image, label)
 
 

@@ -89,27 +89,24 @@ def read_idx(path: Path, item: tuple[int, ...] = ()) -> NDArray[np.uint8]:
     bytes. torchvision's reader unpacks a damaged file whole before it checks any of that.
     """
     try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            return _read_array(gzip.GzipFile(fileobj=file) if is_packed else file, item)
+        with path.open("rb") as raw:
+            is_packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            file = gzip.GzipFile(fileobj=raw) if is_packed else raw
+            ndim = 1 + len(item)
+            magic, header = file.read(4), file.read(4 * ndim)
+            if magic != bytes((0, 0, 8, ndim)) or len(header) < 4 * ndim:
+                raise ValueError(
+                    f"it begins with {(magic + header).hex(' ') or 'nothing'}, not with 00 00 08 {ndim:02x}"
+                )
+            sizes = np.frombuffer(header, dtype=">u4").tolist()
+            if sizes[1:] != list(item) or not 1 <= sizes[0] <= MOST_IMAGES:
+                raise ValueError(f"its size is {sizes}, not {[f'1 to {MOST_IMAGES}', *item]}")
+            length = int(np.prod(sizes))
+            content = file.read(length + 1)  # at the end of compressed data this also compares its checksum
+            if len(content) != length:
+                held = "more" if len(content) > length else len(content)
+                raise ValueError(f"it announces {length} bytes and holds {held}")
+            return np.frombuffer(content, dtype=np.uint8).reshape(sizes).copy()
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise UsageError(f"{str(path)!r} is corrupted or no idx file: {error}") from error
-
-
-def _read_array(file: BinaryIO | gzip.GzipFile, item: tuple[int, ...]) -> NDArray[np.uint8]:
-    ndim = 1 + len(item)
-    magic, header = file.read(4), file.read(4 * ndim)
-    if magic != bytes((0, 0, 8, ndim)):
-        raise ValueError(f"it begins with {magic.hex(' ') or 'nothing'} and not with 00 00 08 {ndim:02x}")
-    if len(header) < 4 * ndim:
-        raise ValueError("it ends within its header")
-    sizes = np.frombuffer(header, dtype=">u4").tolist()
-    if sizes[1:] != list(item) or not 1 <= sizes[0] <= MOST_IMAGES:
-        expected = " x ".join(map(str, (f"(1 to {MOST_IMAGES:,})", *item)))
-        raise ValueError(f"its size is {' x '.join(map(str, sizes))} and not {expected}")
-    length = int(np.prod(sizes))
-    content = file.read(length + 1)  # at the end of compressed data this also compares its checksum
-    if len(content) != length:
-        raise ValueError(f"it announces {length} bytes and holds {'more' if len(content) > length else len(content)}")
-    return np.frombuffer(content, dtype=np.uint8).reshape(sizes).copy()

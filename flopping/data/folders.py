@@ -13,8 +13,16 @@ from flopping.data.decode import decode_image, is_image_name
 from flopping.data.images import IndexedDataset
 from flopping.errors import UsageError
 
-SPLITS = {"train": ("train", "training"), "test": ("val", "valid", "validation", "test", "eval")}
-"""Names of the folders with training and with test images; the first that exists is taken."""
+_VALIDATION, _TEST = ("val", "valid", "validation"), ("test", "eval")
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": (*_VALIDATION, *_TEST),
+    "test": (*_TEST, *_VALIDATION),
+}
+"""Names of the folders with the images of each split; the first that exists is taken.
+
+Training chooses the best checkpoint on the validation split. `eval` tests on another split, if there is one.
+"""
 LAYOUT = "--data is a folder with train/ and val/ in it, and in each of them one folder per class"
 
 
@@ -109,22 +117,31 @@ def find_images(folder: Path, on_error: Callable[[OSError], object] | None = Non
 
     `on_error` is told of folders that can't be read.
     """
-    files = sorted(_walk(folder, on_error), key=natural_key)
+    files = sorted(_walk(str(folder), os.path.realpath(folder), set(), on_error), key=natural_key)
     return [path for path in files if is_image_name(path)], [path for path in files if not is_image_name(path)]
 
 
-def _walk(folder: Path, on_error: Callable[[OSError], object] | None) -> Iterator[str]:
-    """Visible files, each once: links that lead in a circle, or up to other classes, are not followed."""
-    start = os.path.realpath(folder)
-    seen = set()
-    for place, folders, files in os.walk(folder, onerror=on_error, followlinks=True):
-        real = os.path.realpath(place)
-        if real in seen or (place != str(folder) and os.path.commonpath([real, start]) == real):
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(place, name) for name in files if not name.startswith("."))
+def _walk(folder: str, start: str, seen: set[str], on_error: Callable[[OSError], object] | None) -> Iterator[str]:
+    """Visible files, each once: links that lead in a circle, or up to other classes, are not followed.
+
+    Pipes and devices, which could be waited for without end, are left out. A link that leads nowhere is a file.
+    """
+    real = os.path.realpath(folder)
+    if real in seen or (seen and os.path.commonpath([real, start]) == real):
+        return
+    seen.add(real)
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda each: each.name)
+    except OSError as error:
+        if on_error is not None:
+            on_error(error)
+        return
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk(entry.path, start, seen, on_error)
+        elif entry.is_file() or not os.path.exists(entry.path):
+            yield entry.path
 
 
 def _is_class(path: Path) -> bool:

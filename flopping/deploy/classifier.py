@@ -13,12 +13,12 @@ from PIL import Image
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 from torch import Tensor, nn
 
-from flopping.data.augment import Preparation, Transformed, stack_images
+from flopping.data.augment import Normalisation, Preparation, Transformed, stack_images
 from flopping.data.decode import convert_image
-from flopping.errors import UsageError
+from flopping.errors import UsageError, as_usage_error
 from flopping.models import targets
 from flopping.models.zoo import registered_name
-from flopping.training.networks import open_checkpoint, preparation_of
+from flopping.training.networks import normalisation_of, open_checkpoint, preparation_of
 
 CPU = torch.device("cpu")
 SEED = 0
@@ -46,6 +46,10 @@ class Classifier:
     @property
     def device(self) -> torch.device:
         return self.preparation.device
+
+    @property
+    def normalisation(self) -> Normalisation:
+        return normalisation_of(self.model, self.input_size[0])
 
     def fit(self, image: Image.Image) -> Transformed:
         """Convert, resize and crop an image of any kind and size, as in a test."""
@@ -76,35 +80,46 @@ def open_classifier(
     if target.endswith(".py"):
         raise targets.missing_attribute(target)
     path = Path(target.removeprefix("local-dir:"))
-    is_path = os.sep in target and ":" not in target
-    labels: object = None
-    if path.exists() or target.startswith("local-dir:") or is_path:
+    if path.exists() or target.startswith("local-dir:") or (os.sep in target and ":" not in target):
         if img_size is not None:
             raise UsageError(f"--img-size {img_size}: {str(path)!r} takes images of the size it was trained for")
         folder, model, config = open_checkpoint(path, average=average)
-        name, labels = config["architecture"], config.get("label_names")
+        labels = _find_labels(model, config["architecture"], config.get("label_names"))
         size = tuple(resolve_model_data_config(model)["input_size"])
-        return _assemble(name, model, labels, size, device, trained=True, folder=folder)
+        return _assemble(config["architecture"], model, labels, size, device, trained=True, folder=folder)
     if average:
         raise UsageError(f"--average takes the averaged weights of a checkpoint, and {target!r} is none")
     if ":" in target:
-        model = _load_untrained(target)
+        model = _load_untrained(target, None)
         size, classes = _try(model, target, img_size)
-        if getattr(model, "num_classes", None) != classes:
-            labels = [str(number) for number in range(classes)]
+        known = getattr(model, "num_classes", None) == classes
+        labels = _find_labels(model, target) if known else tuple(map(str, range(classes)))
         return _assemble(target, model, labels, size, device, trained=None)
-    try:
+    with as_usage_error(UsageError, context=f"{target!r} is no folder"):
         name = registered_name(target)
-    except ValueError as error:
-        raise UsageError(f"{error}; and there is no folder of this name") from error
     cfg = timm.get_pretrained_cfg(name)
     trained = cfg is not None and bool(cfg.has_weights)
-    model = _load_pretrained(name, img_size) if trained else _load_untrained(name, img_size)
-    size = resolve_model_data_config(model)["input_size"]
-    return _assemble(name, model, None, (size[0], img_size or size[1], img_size or size[2]), device, trained=trained)
+    model = (_load_pretrained if trained else _load_untrained)(name, img_size)
+    chans, height, width = resolve_model_data_config(model)["input_size"]
+    size = (chans, img_size or height, img_size or width)
+    return _assemble(name, model, _find_labels(model, name), size, device, trained=trained)
 
 
-def _load_untrained(target: str, img_size: int | None = None) -> nn.Module:
+def _assemble(
+    name: str,
+    model: nn.Module,
+    labels: tuple[str, ...],
+    size: tuple[int, int, int],
+    device: torch.device,
+    *,
+    trained: bool | None,
+    folder: Path | None = None,
+) -> Classifier:
+    model = model.eval().to(device)
+    return Classifier(name, model, labels, size, preparation_of(model, device, size), trained, folder)
+
+
+def _load_untrained(target: str, img_size: int | None) -> nn.Module:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(SEED)
         return targets.load(target, img_size)
@@ -112,13 +127,8 @@ def _load_untrained(target: str, img_size: int | None = None) -> nn.Module:
 
 def _load_pretrained(name: str, img_size: int | None) -> nn.Module:
     resized = img_size is not None and timm.get_pretrained_cfg(name).fixed_input_size
-    try:
+    with as_usage_error(Exception, context=f"the weights of {name!r} can't be downloaded"):  # every way has its own
         model: nn.Module = timm.create_model(name, pretrained=True, **({"img_size": img_size} if resized else {}))
-    except Exception as error:  # every way to download a file has its own
-        raise UsageError(
-            f"the weights of {name!r} can't be downloaded ({type(error).__name__}): connect to the network once, or"
-            " name a checkpoint of yours"
-        ) from error
     return model
 
 
@@ -128,47 +138,25 @@ def _try(model: nn.Module, target: str, img_size: int | None) -> tuple[tuple[int
     if not isinstance(x, Tensor):
         raise UsageError(f"{target!r} takes features, not images")
     chans, height, width = x.shape[1:]
-    try:
-        with torch.inference_mode():
-            y = model(x)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"{target!r} refuses an image of {chans} x {height} x {width} (--img-size names another size): {reason}"
-        ) from error
+    refuses = f"{target!r} refuses an image of {chans} x {height} x {width} (--img-size names another size)"
+    with as_usage_error(AssertionError, RuntimeError, TypeError, ValueError, context=refuses), torch.inference_mode():
+        y = model(x)
     if not isinstance(y, Tensor) or y.ndim != 2 or not y.shape[1]:
         what = f"a tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise UsageError(f"{target!r} is no classifier: for one image it gives {what}, and not (1, classes)")
     return (chans, height, width), y.shape[1]
 
 
-def _assemble(
-    name: str,
-    model: nn.Module,
-    labels: object,
-    size: tuple[int, int, int],
-    device: torch.device,
-    *,
-    trained: bool | None,
-    folder: Path | None = None,
-) -> Classifier:
-    names = _labels(model, name, labels)
-    model = model.eval().to(device)
-    return Classifier(name, model, names, size, preparation_of(model, device, size), trained, folder)
-
-
-def _labels(model: nn.Module, name: str, given: object) -> tuple[str, ...]:
+def _find_labels(model: nn.Module, name: str, given: object = None) -> tuple[str, ...]:
     """The names in its checkpoint, or those of ImageNet for networks with that number of classes."""
     classes = int(getattr(model, "num_classes", 0) or 0)
-    if given:
-        names = tuple(map(str, given)) if isinstance(given, (list, tuple)) else ()
-        if not names or classes not in (0, len(names)):
-            raise UsageError(f"{name!r} has {classes} classes, and label_names in its config.json has {len(names)}")
-        return names
     if not classes:
         raise UsageError(f"{name!r} is no classifier: it has no classes, only features")
+    if given:
+        names = tuple(map(str, given)) if isinstance(given, (list, tuple)) else ()
+        if len(names) != classes:
+            raise UsageError(f"{name!r} has {classes} classes, and label_names in its config.json has {len(names)}")
+        return names
     subset = infer_imagenet_subset(model)
-    if subset is None:
-        return tuple(str(number) for number in range(classes))
-    info = ImageNetInfo(subset)
-    return tuple(info.index_to_description(number) for number in range(classes))
+    describe = str if subset is None else ImageNetInfo(subset).index_to_description
+    return tuple(map(describe, range(classes)))

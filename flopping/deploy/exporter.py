@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,34 +88,30 @@ def export(
     form = find_format(str(output))
     path = Path(output)
     require_valid_request(form, path, batch=batch, opset=opset, force=force)
-    if isinstance(target, Classifier):
-        classifier = target
-    else:
-        progress(f"Opening {target}")
-        classifier = open_classifier(target, average=average, img_size=img_size)
+    progress("Opening the network")
+    classifier = open_classifier(target, average=average, img_size=img_size) if isinstance(target, str) else target
     form.require_fit(classifier.model, classifier.name)
     with (atomic_write if form.suffix else atomic_write_folder)(path) as place:
         progress(f"Writing {path}")
-        try:
+        with _raise_as(ExportError, f"{classifier.name} can't be written as {form.name}"):
             form.write(classifier, place, batch, opset)
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:  # every tracer and writer has its own
-            raise ExportError(f"{classifier.name} can't be written as {form.name}: {_first_line(error)}") from error
         progress(f"Checking {path}")
         images = [make_images(classifier.model, classifier.input_size, n) for n in ((batch,) if batch else BATCHES)]
-        try:
+        with _raise_as(CheckFailedError, "what was written can't be run"):
             checked = check(form.read(place), classifier.model, images)
-        except (OSError, MemoryError, CheckFailedError):
-            raise
-        except Exception as error:  # every reader has its own
-            raise CheckFailedError(f"what was written can't be run: {_first_line(error)}") from error
         size = sum(file.stat().st_size for file in ([place] if place.is_file() else place.iterdir()))
     return Exported(path, form.name, classifier.name, size, checked)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+@contextmanager
+def _raise_as(kind: type[Exception], what: str) -> Iterator[None]:
+    """Raise errors of tracers, writers and readers, which have their own, as ours."""
+    try:
+        yield
+    except (OSError, MemoryError, CheckFailedError):
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {next(iter(str(error).strip().splitlines()), type(error).__name__)}") from error
 
 
 @torch.no_grad()

@@ -15,21 +15,16 @@ from typing import Any
 import timm
 import torch
 from timm.data import resolve_model_data_config
-from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
-from flopping.checkpoints.weight_files import write_weights
+from flopping.checkpoints.weight_files import CONFIG, require_output_folder, write_folder
 from flopping.deploy import onnx_file
 from flopping.deploy.classifier import Classifier
 from flopping.errors import UsageError
 from flopping.files import require_writable, suffix_of
-from flopping.training.checkpoint import CONFIG, WEIGHTS
-from flopping.training.networks import normalisation_of
 
 Run = Callable[[Tensor], Tensor]
 """From images `(B, C, H, W)` to logits `(B, classes)`."""
-PT2_METADATA = "flopping.json"
-"""The file in a `.pt2` archive that holds classes and preprocessing."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +43,6 @@ class Format:
     require_fit: Callable[[nn.Module, str], None] = lambda model, name: None
     """Raises for networks, given with their names, that can't be written in this format."""
 
-    @property
-    def kind(self) -> str:
-        return self.suffix or "a folder"
-
 
 def describe(classifier: Classifier) -> dict[str, Any]:
     """What a user of an exported network has to know, as plain data: its classes and its preprocessing.
@@ -60,7 +51,7 @@ def describe(classifier: Classifier) -> dict[str, Any]:
     its pixels are divided by 255, and then shifted by `mean` and divided by `std`, channel by channel.
     """
     cfg = resolve_model_data_config(classifier.model)
-    normal = normalisation_of(classifier.model, classifier.input_size[0])
+    normal = classifier.normalisation
     return {
         "name": classifier.name,
         "labels": list(classifier.labels),
@@ -76,13 +67,8 @@ def describe(classifier: Classifier) -> dict[str, Any]:
 def _write_pt2(classifier: Classifier, path: Path, batch: int | None, opset: int | None) -> None:
     program = onnx_file.trace(classifier.model, classifier.input_size, batch)
     archive = io.BytesIO()  # torch ends the whole process if it writes to a disk that is full
-    torch.export.save(program, archive, extra_files={PT2_METADATA: json.dumps(describe(classifier))})
+    torch.export.save(program, archive, extra_files={"flopping.json": json.dumps(describe(classifier))})
     path.write_bytes(archive.getbuffer())
-
-
-def _read_pt2(path: Path) -> Run:
-    run: Run = torch.export.load(path).module()
-    return run
 
 
 def _write_onnx(classifier: Classifier, path: Path, batch: int | None, opset: int | None) -> None:
@@ -95,24 +81,12 @@ def _write_folder(classifier: Classifier, path: Path, batch: int | None, opset: 
     args = {"img_size": size[1]} if cfg is not None and cfg.fixed_input_size and cfg.input_size != size else {}
     if classifier.folder is not None:
         args = json.loads((classifier.folder / CONFIG).read_text(encoding="utf-8")).get("model_args", {})
-    save_config_for_hf(classifier.model, path / CONFIG, {"label_names": list(classifier.labels)}, args)
-    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    config["pretrained_cfg"]["input_size"] = list(size)
-    (path / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    write_weights(classifier.model.state_dict(), path / WEIGHTS)
-
-
-def _read_folder(path: Path) -> Run:
-    model: Run = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
-    return model
+    write_folder(classifier.model, path, args, classifier.labels, size)
 
 
 def _require_registered(model: nn.Module, name: str) -> None:
     if not timm.is_model(name):
-        raise UsageError(
-            f"a folder holds weights for an architecture that timm knows, and {name!r} is none: register it with timm,"
-            " or export it as .pt2 or .onnx"
-        )
+        raise UsageError(f"{name!r} is no architecture that timm knows, so it is exported as .pt2 or .onnx")
 
 
 ONNX = Format(
@@ -125,9 +99,15 @@ ONNX = Format(
     require_fit=onnx_file.require_small,
 )
 FORMATS = (
-    Format("pt2", ".pt2", _write_pt2, _read_pt2, options=("--batch",)),
+    Format("pt2", ".pt2", _write_pt2, lambda path: torch.export.load(path).module(), options=("--batch",)),
     ONNX,
-    Format("folder", "", _write_folder, _read_folder, require_fit=_require_registered),
+    Format(
+        "folder",
+        "",
+        _write_folder,
+        lambda path: timm.create_model(f"local-dir:{path}", pretrained=True).eval(),
+        require_fit=_require_registered,
+    ),
 )
 
 
@@ -151,19 +131,16 @@ def require_valid_request(form: Format, output: Path, *, batch: int | None, opse
     for option, value in (("--batch", batch), ("--opset", opset)):
         if value is not None and option not in form.options:
             having = " or ".join(other.suffix for other in FORMATS if option in other.options)
-            raise UsageError(f"{option} {value} is for {having}, and {str(output)!r} is {form.kind}")
+            raise UsageError(f"{option} {value} is for {having}, got {str(output)!r}")
     if batch is not None and batch < 1:
         raise UsageError(f"--batch is at least 1, got {batch}")
     if opset is not None and opset not in onnx_file.OPSETS:
         raise UsageError(f"--opset is between {onnx_file.OPSETS[0]} and {onnx_file.OPSETS[-1]}, got {opset}")
     require_modules(form)
-    require_writable(output, force, folder=not form.suffix)
-    others = sorted(set(os.listdir(output)) - {CONFIG, WEIGHTS}) if output.is_dir() else []
-    if others:
-        raise UsageError(f"{str(output)!r} holds more than an exported network ({others[0]!r}), and is not replaced")
+    (require_writable if form.suffix else require_output_folder)(output, force)
 
 
 def require_modules(form: Format = ONNX) -> None:
     missing = [name for name in form.modules if find_spec(name) is None]
     if missing:
-        raise UsageError(f"{form.kind} needs {', '.join(missing)}: pip install 'flopping[{form.name}]'")
+        raise UsageError(f"{form.name} needs {', '.join(missing)}: pip install 'flopping[{form.name}]'")

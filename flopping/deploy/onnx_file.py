@@ -33,10 +33,7 @@ def require_small(model: nn.Module, name: str) -> None:
     """Refuse weights beyond 2 GB: they would need a second file, which gets lost."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     if size > LARGEST:
-        raise UsageError(
-            f"{name} has {size / 1e9:.1f} GB of weights, and an .onnx file holds 2 GB at most: export it as .pt2 or as"
-            " a folder"
-        )
+        raise UsageError(f"{name} has {size / 1e9:.1f} GB of weights, and .onnx holds 2 GB at most: export it as .pt2")
 
 
 @torch.no_grad()
@@ -102,8 +99,7 @@ def _silence() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):
-            warnings.filterwarnings("ignore", category=category)
+        warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,8 @@ from flopping.machine import usable_cores
 
 READERS = 4
 """The largest number of threads that read photos: each may hold a very large one."""
+Named = str | Path | Photo | Failed
+"""A photo to be read, or one that `find_photos` could not find."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Prediction:
 
 def predict(
     classifier: Classifier,
-    photos: Iterable[str | Path | Photo | Failed],
+    photos: Iterable[Named],
     *,
     top: int = 5,
     batch: int = 32,
@@ -72,35 +75,23 @@ def predict(
     for name, value in (("top", top), ("batch", batch), ("max_pixels", max_pixels)):
         if value < 1:
             raise ValueError(f"{name} is at least 1, got {value}")
-    return _predict(classifier, photos, min(top, len(classifier.labels)), batch, check_mirror, max_pixels)
-
-
-def _predict(
-    classifier: Classifier,
-    photos: Iterable[str | Path | Photo | Failed],
-    top: int,
-    batch: int,
-    check_mirror: bool,
-    max_pixels: int,
-) -> Generator[Prediction | Failed, None, None]:
-    read = _read_ahead(classifier, photos, max_pixels, batch)
-    try:
+    with closing(_read_ahead(classifier, photos, max_pixels, batch)) as read:
         while found := list(islice(read, batch)):
             images = [image for _, image in found if not isinstance(image, Failed)]
-            x = classifier.batch(images) if images else torch.empty(0)
-            logits = iter(_logits(classifier, x) if images else ())
-            mirrored = iter(_logits(classifier, x.flip(-1)) if images and check_mirror else ())
+            x = classifier.batch(images) if images else None
+            logits, mirrored = (
+                _logits(classifier, x),
+                _logits(classifier, x.flip(-1) if check_mirror and x is not None else None),
+            )
             for name, image in found:
                 if isinstance(image, Failed):
                     yield image
                 else:
                     yield _rank(name, classifier.labels, next(logits), next(mirrored, None), top)
-    finally:
-        read.close()
 
 
 def _read_ahead(
-    classifier: Classifier, photos: Iterable[str | Path | Photo | Failed], max_pixels: int, batch: int
+    classifier: Classifier, photos: Iterable[Named], max_pixels: int, batch: int
 ) -> Generator[tuple[str, Transformed | Failed], None, None]:
     """Fitted photos in their order, up to a batch before they are asked for."""
 
@@ -136,7 +127,7 @@ def _rank(name: str, labels: tuple[str, ...], row: Tensor, mirrored: Tensor | No
     """A prediction from the logits of an image, and of its mirror image."""
     if not (row.isfinite().all() and (mirrored is None or mirrored.isfinite().all())):
         return Failed(name, "the network's answer is not finite: its weights are broken, or still are random")
-    best = row.topk(top)
+    best = row.topk(min(top, len(labels)))
     columns = zip(best.indices.tolist(), row.softmax(0)[best.indices].tolist(), best.values.tolist(), strict=True)
     ranked = tuple(Ranked(labels[number], number, share, logit) for number, share, logit in columns)
     if mirrored is None:
@@ -146,8 +137,10 @@ def _rank(name: str, labels: tuple[str, ...], row: Tensor, mirrored: Tensor | No
     return Prediction(name, ranked, Mirrored(same, labels[first], difference))
 
 
-def _logits(classifier: Classifier, x: Tensor) -> Iterator[Tensor]:
+def _logits(classifier: Classifier, x: Tensor | None) -> Iterator[Tensor]:
     """Rows of logits, on the CPU."""
+    if x is None:
+        return iter(())
     try:
         with torch.inference_mode():
             logits: Tensor = classifier.model(x)
@@ -156,10 +149,9 @@ def _logits(classifier: Classifier, x: Tensor) -> Iterator[Tensor]:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise UsageError(
-            f"--batch {len(x)}: so many images take more memory than {classifier.device} has; try fewer"
+            f"--batch {len(x)}: so many images don't fit into the memory of {classifier.device}"
         ) from error
     if logits.shape != (len(x), len(classifier.labels)):
-        raise UsageError(
-            f"{classifier.name!r} gives {tuple(logits.shape)} for {len(x)} images and {len(classifier.labels)} classes"
-        )
+        wanted = (len(x), len(classifier.labels))
+        raise UsageError(f"{classifier.name!r} gives logits of {tuple(logits.shape)}, and not {wanted}")
     return iter(logits.float().cpu())

@@ -1,7 +1,17 @@
 """Pure equivariant operations on features. The layers of `flopping.nn` hold parameters and call these."""
 
 from flopping.functional.attention import attention, attention_weights, heads
-from flopping.functional.basis import Pointwise, add, from_regular, invariant_only, pointwise, residual, to_regular
+from flopping.functional.basis import (
+    Pointwise,
+    add,
+    cat,
+    from_regular,
+    invariant_only,
+    pointwise,
+    residual,
+    split,
+    to_regular,
+)
 from flopping.functional.norm import layer_norm
 
 __all__ = [
@@ -9,11 +19,13 @@ __all__ = [
     "add",
     "attention",
     "attention_weights",
+    "cat",
     "from_regular",
     "heads",
     "invariant_only",
     "layer_norm",
     "pointwise",
     "residual",
+    "split",
     "to_regular",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add as add_layouts
 
 import torch
 from torch import Tensor
@@ -41,10 +43,33 @@ def residual(x: Feature, branch: Feature, invariant_branch: bool) -> Feature:
     return add(invariant_only(x) if invariant_branch else x, branch)
 
 
-def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor | None]:
+def cat(features: Sequence[Feature]) -> Feature:
+    """Features side by side, copies of each irrep behind one another; the layout of the result is the sum of theirs.
+
+    >>> one, two = Layout.regular("flop", 4), Layout.regular("flop", 8, extra=2)
+    >>> [tuple(part.shape) for part in cat([one.random(5), two.random(5)])], one + two
+    ([(5, 7), (5, 5)], Layout(flop, even=7, odd=5))
+    """
+    return tuple([torch.cat(parts, -1) for parts in zip(*features, strict=True)])
+
+
+def split(x: Feature, layouts: Sequence[Layout]) -> list[Feature]:
+    """Inverse of `cat`: features of the given layouts, as views.
+
+    >>> one, two = Layout.regular("octic", 8), Layout.regular("octic", 16)
+    >>> [layout.merge(part).shape[-1] for part, layout in zip(split((one + two).random(5), [one, two]), [one, two])]
+    [8, 16]
+    """
+    x = reduce(add_layouts, layouts).parts(x, "split")
+    by_irrep = [part.split([layout.multiplicities[i] for layout in layouts], -1) for i, part in enumerate(x)]
+    return list(zip(*by_irrep, strict=True))
+
+
+def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor]:
     """From irreps to the regular basis: one `(..., copies)` tensor per group element, and the extra channels.
 
-    A group element permutes the tensors of the list and leaves the extra channels alone.
+    A group element permutes the tensors of the list and leaves the extra channels alone. So any function that treats
+    all tensors of the list alike, elementwise or with weights, keeps the symmetry.
 
     >>> from flopping import flop
     >>> values, extra = to_regular((torch.ones(1, 3), torch.ones(1, 1)), Layout(flop, (3, 1)))
@@ -58,22 +83,25 @@ def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor | None]
             component = x[i] if irrep.dim == 1 else x[i].select(-2, a)
             for c in range(irrep.regular_multiplicity):
                 slots.append(component.narrow(-1, c * copies, copies))
-    values = combine(slots, layout.group.from_irreps) if copies else []
-    return values, x[0].narrow(-1, copies, extra) if extra else None
+    return combine(slots, layout.group.from_irreps), x[0].narrow(-1, copies, extra)
 
 
-def from_regular(values: Sequence[Tensor], extra: Tensor | None, like: Feature, layout: Layout) -> Feature:
-    """Inverse of `to_regular`; `like` gives parts of width zero their shape."""
+def from_regular(values: Sequence[Tensor], extra: Tensor, layout: Layout) -> Feature:
+    """Inverse of `to_regular`.
+
+    >>> layout = Layout.regular("octic", 18, extra=2)
+    >>> x = layout.random(5)
+    >>> all(torch.allclose(a, b, atol=1e-6) for a, b in zip(from_regular(*to_regular(x, layout), layout), x))
+    True
+    """
+    has_extra = layout.require_regular("the regular basis")[1] > 0
     parts: list[Tensor] = []
-    slots = iter(combine(values, layout.group.to_irreps) if values else [])
+    slots = iter(combine(values, layout.group.to_irreps))
     for i, irrep in enumerate(layout.group.irreps):
-        if not values:
-            parts.append(extra if i == 0 and extra is not None else like[i])
-            continue
         components = []
         for _ in range(irrep.dim):
             copies = [next(slots) for _ in range(irrep.regular_multiplicity)]
-            if i == 0 and extra is not None:
+            if i == 0 and has_extra:
                 copies.append(extra)
             components.append(copies[0] if len(copies) == 1 else torch.cat(copies, -1))
         parts.append(components[0] if irrep.dim == 1 else torch.stack(components, -2))
@@ -86,7 +114,8 @@ def pointwise(x: Feature, layout: Layout, function: Pointwise) -> Feature:
     For flop: s = f((e + o)/sqrt 2), t = f((e - o)/sqrt 2), then (s + t)/sqrt 2 and (s - t)/sqrt 2. Extra
     invariant channels go through f directly.
     """
-    if layout.group.order == 1:
-        return (function(x[0]),)
+    copies, extra_channels = layout.require_regular("a pointwise function")
+    if layout.group.order == 1 or not copies:  # invariant channels only
+        return function(x[0]), *x[1:]
     values, extra = to_regular(x, layout)
-    return from_regular([function(v) for v in values], None if extra is None else function(extra), x, layout)
+    return from_regular([function(v) for v in values], function(extra) if extra_channels else extra, layout)

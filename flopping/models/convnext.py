@@ -15,7 +15,7 @@ from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import Backbone, joint_eps, linear_or_identity, run
-from flopping.models.initialise import initialise, linear_
+from flopping.models.initialise import check_weight_init, initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, LayerScale, Mlp, Module, PatchEmbed
 from flopping.nn.activation import pointwise_function
@@ -133,7 +133,8 @@ class ConvNeXt(Backbone):
     `depths` and `dims` of one stage make the isotropic form, whose features may be taken behind every block; with
     several stages they are taken behind each stage. `handoffs` counts blocks through all stages; other arguments as
     for `VisionTransformer`. `forward_features` is the last map, `(B, C, H, W)` with channels [even | odd]; the head
-    reads the mean of the even ones. So in evaluation `forward` doesn't compute the odd outputs of the last block.
+    reads the mean of the even ones. So in evaluation, without gradients, `forward` leaves out the odd outputs of the
+    last block.
 
     >>> model = ConvNeXt(depths=(1, 1), dims=(8, 16), patch_size=4, num_classes=10)
     >>> x = torch.randn(2, 3, 32, 48)
@@ -163,6 +164,7 @@ class ConvNeXt(Backbone):
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
         invariant_share: float = 0.0,
+        weight_init: str = "scaled",
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
@@ -218,12 +220,13 @@ class ConvNeXt(Backbone):
         self.head_hidden_size = layout.multiplicities[0]
         self.head = MapHead(self.head_hidden_size, drop_rate, norm_eps, device, dtype)
         self._new_classifier(device, dtype)
+        self.weight_init = check_weight_init(weight_init)
         self._init_weights()
 
     def _init_weights(self) -> None:
         embed = cast(PatchEmbed, self.stem[0])
-        linear_(embed.proj)
-        initialise(self, skip=embed, head_dim=self.num_features)
+        linear_(embed.proj, self.weight_init)
+        initialise(self, self.weight_init, skip=embed, head_dim=self.num_features)
 
     def _describe(self, schedule: Schedule, dims: Sequence[int], depths: Sequence[int]) -> None:
         """Where features may be taken: behind every block of the isotropic form, else behind every stage."""
@@ -282,7 +285,7 @@ class ConvNeXt(Backbone):
         return self.layouts[-1].merge(x).permute(0, 3, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:  # all parameters take part, as distributed training asks, though the head reads even only
+        if self.training or torch.is_grad_enabled():  # every parameter gets a gradient, as distributed training asks
             return super().forward(x)
         *layers, last = [layer for stage in self.stage_layers for layer in stage]
         feature = last(self._run(layers, self.embed(x)), invariant_only=True)

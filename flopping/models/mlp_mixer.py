@@ -10,7 +10,7 @@ from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import TokenBackbone
-from flopping.models.initialise import initialise, linear_
+from flopping.models.initialise import check_weight_init, initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import Affine, DropPath, Mlp, Module, Orient, OrientedBias, PatchEmbed, TokenMix
 from flopping.nn.activation import pointwise_function
@@ -131,6 +131,7 @@ class ResMlp(TokenBackbone):
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
         invariant_share: float = 0.0,
+        weight_init: str = "scaled",
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
@@ -159,11 +160,12 @@ class ResMlp(TokenBackbone):
         self.orient = Orient(last, grid, device=device, dtype=dtype)
         self.norm = Affine(last.invariant_part, device=device, dtype=dtype)
         self._make_head(last.multiplicities[0], device, dtype)
+        self.weight_init = check_weight_init(weight_init)
         self._init_weights()
 
     def _init_weights(self) -> None:
-        linear_(self.stem.proj, std=self.stem.proj.in_layout.dim**-0.5)
-        initialise(self, skip=self.stem, head_dim=self.embed_dim)
+        linear_(self.stem.proj, self.weight_init, std=self.stem.proj.in_layout.dim**-0.5)
+        initialise(self, self.weight_init, skip=self.stem, head_dim=self.embed_dim)
 
     def grid_of(self, img_size: Grid) -> Grid:
         return self.stem.grid_of(img_size)

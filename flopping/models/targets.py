@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import timm
 import torch
@@ -34,7 +37,7 @@ def load(target: str, img_size: int | None = None) -> nn.Module:
             saved: nn.Module = timm.create_model(target, pretrained=True)
         return saved
     if ":" in target:
-        return _load_attribute(target)
+        return load_attribute(target)
     if target.endswith(".py"):
         raise missing_attribute(target)
     try:
@@ -83,7 +86,13 @@ def missing_attribute(file: str) -> UsageError:
     )
 
 
-def _load_attribute(target: str) -> nn.Module:
+def load_attribute(
+    target: str, arguments: Mapping[str, Any] | None = None, offered: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """The module that `file.py:attribute` or `package.module:attribute` names, or that a function of this name makes.
+
+    The function gets the arguments, and those of the `offered` ones that it has a name for.
+    """
     where, _, attribute = target.rpartition(":")
     source = _run_file(Path(where)) if where.endswith(".py") else _import(where)
     if not hasattr(source, attribute):
@@ -91,7 +100,16 @@ def _load_attribute(target: str) -> nn.Module:
         near = get_close_matches(attribute, names, n=3, cutoff=0.4) or names[:8]
         raise UsageError(f"{where!r} has no {attribute!r}; it has {', '.join(near)}")
     found = getattr(source, attribute)
-    made = found if isinstance(found, nn.Module) else found() if callable(found) else None
+    made = found
+    if not isinstance(found, nn.Module) and callable(found):
+        signature = inspect.signature(found)
+        taken = {name: value for name, value in (offered or {}).items() if name in signature.parameters}
+        taken.update(arguments or {})
+        with as_usage_error(TypeError, context=f"{target!r} can't be called with {taken}"):
+            signature.bind(**taken)
+        made = found(**taken)
+    elif arguments:
+        raise UsageError(f"{target!r} is no function, and takes no arguments: got {dict(arguments)}")
     if not isinstance(made, nn.Module):
         raise UsageError(f"{target!r} is {type(found).__name__}, not a torch module or a function that makes one")
     return made

@@ -11,7 +11,7 @@ from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import TokenBackbone, joint_eps
-from flopping.models.initialise import initialise
+from flopping.models.initialise import check_weight_init, initialise
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import AbsToInvariant, ClassToken, Dropout, LayerNorm, PatchEmbed, PosEmbed, TransformerBlock
 from flopping.nn.activation import pointwise_function
@@ -23,6 +23,7 @@ class VisionTransformer(TokenBackbone):
     `handoffs` says what happens before a block: {6: "hybrid"} is H(X) of 12 blocks, {6: "invariant"} is I(X).
     `invariant_share` is the share of channels that are even beyond the equal shares: 0 for as many odd as even, 1/3
     for half as many. `readout` is what the class token hands to the head: "even", or "abs" for [even | |odd|].
+    `weight_init="reference"` starts weights as the paper did, whatever the width of their block.
 
     Features behind the final norm (`forward_features`, pooled features, num_classes=0) are the invariant channels
     only, `num_features` of them. `forward_intermediates` gives even and odd ones.
@@ -62,6 +63,7 @@ class VisionTransformer(TokenBackbone):
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
         invariant_share: float = 0.0,
+        weight_init: str = "scaled",
         readout: Literal["even", "abs"] = "even",
         device: Device = None,
         dtype: Dtype = None,
@@ -105,13 +107,14 @@ class VisionTransformer(TokenBackbone):
         self.norm = LayerNorm(last, eps, invariant_only=even_only, device=device, dtype=dtype)
         self.readout = AbsToInvariant(last) if readout == "abs" else nn.Identity()
         self._make_head(last.dim if readout == "abs" else last.multiplicities[0], device, dtype)
+        self.weight_init = check_weight_init(weight_init)
         self._init_weights()
 
     def _init_weights(self) -> None:
         # A class token starts without an odd part, so the norm doubles the variance of its even one (for flop),
         # and the head's weights need not be wider to make up for reading half of the channels.
         width = self.num_features if self.global_pool == "token" else self.embed_dim
-        initialise(self, skip=self.patch_embed, head_dim=width)
+        initialise(self, self.weight_init, skip=self.patch_embed, head_dim=width)
 
     def grid_of(self, img_size: Grid) -> Grid:
         return self.patch_embed.grid_of(img_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from math import isqrt
 from typing import Any
@@ -115,6 +116,29 @@ def load_weights(
     check_weights(weights, own, what or type(model).__name__, names)
     for key, value in own.items():
         value.copy_(weights[key])
+
+
+def fit_weights(model: nn.Module, weights: Mapping[str, Tensor], *, new_head: bool = False) -> list[str]:
+    """Load weights that were trained for another image size, number of image channels or number of classes.
+
+    Positions are interpolated, filters of the first layer are fitted, and a classifier for other classes is left as it
+    is; so is one for as many classes with `new_head`. Returns what was resized or left out, for people to read.
+    """
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    theirs = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", lambda weights, model: weights)
+    fitted = (checkpoint_filter_fn if isinstance(model, Backbone) else theirs)(dict(weights), model)
+    own = model.state_dict()
+    for name in [cfg.get("first_conv")] if isinstance(cfg.get("first_conv"), str) else cfg.get("first_conv") or ():
+        key = f"{name}.weight"
+        if key in fitted and key in own and fitted[key].shape[1] != own[key].shape[1]:
+            fitted[key] = adapt_input_conv(own[key].shape[1], fitted[key])
+    head = [key for key in own if key.startswith(f"{cfg.get('classifier')}.")]
+    new = [key for key in head if new_head or key not in fitted or fitted[key].shape != own[key].shape]
+    resized = [key for key, value in fitted.items() if key in weights and weights[key].numel() != value.numel()]
+    notes = [f"{key} resized from {tuple(weights[key].shape)} to {tuple(fitted[key].shape)}" for key in resized]
+    notes += [f"{key} {tuple(fitted[key].shape)} left out" for key in new if key in fitted]
+    load_weights(model, {key: value for key, value in fitted.items() if key not in new}, keep=new)
+    return notes
 
 
 def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:

@@ -124,7 +124,7 @@ def _default_cfg(entry: Entry) -> dict[str, Any]:
         "num_classes": 1000,
         "input_size": (3, entry.img_size, entry.img_size),
         "pool_size": None,
-        "crop_pct": 0.9,
+        "crop_pct": 1.0,  # as the paper's networks are tested
         "interpolation": "bicubic",
         "fixed_input_size": entry.model is not ConvNeXt,
         "mean": IMAGENET_DEFAULT_MEAN,

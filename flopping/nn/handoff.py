@@ -43,7 +43,7 @@ class ToRegular(Module):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ToRegular")
         values, extra = functional.to_regular(x, self.in_layout)
-        return (torch.cat(values if extra is None else [*values, extra], -1),)
+        return (torch.cat([*values, extra] if self.in_layout.extra else values, -1),)
 
 
 class ToInvariant(Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import nn
 
 from flopping.features import Layout
@@ -23,6 +24,7 @@ class Module(nn.Module):
 
     def __init__(self, in_layout: Layout | None = None, out_layout: Layout | None = None) -> None:
         super().__init__()
+        self.register_load_state_dict_post_hook(_fill_constants)  # type: ignore[no-untyped-call]
         for layout in (in_layout, out_layout):
             if layout is not None and not isinstance(layout, Layout):
                 name = type(self).__name__
@@ -38,6 +40,20 @@ class Module(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_layout or 'image'} -> {self.out_layout or 'invariant'}"
+
+
+@torch.no_grad()
+def _fill_constants(module: nn.Module, _keys: object) -> None:
+    """Fill the constants, which no state dict holds: after the meta device they have no values, or no memory."""
+    device = next((parameter.device for parameter in module.parameters()), None)
+    for layer in module.modules():
+        fill = getattr(layer, "init_non_persistent_buffers", None)
+        if not layer._buffers or fill is None:
+            continue
+        for name, buffer in layer._buffers.items():
+            if buffer is not None and buffer.is_meta and device is not None:
+                layer._buffers[name] = torch.empty_like(buffer, device=device)
+        fill()
 
 
 class Sequential(nn.Sequential, Module):

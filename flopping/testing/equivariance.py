@@ -158,8 +158,8 @@ def equivariance_errors(
 
     `x` is an image `(B, C, H, W)`, a feature, or a packed feature if a layout is given. Layouts, group and
     grid are taken from the module where it declares them. A module that steps down to a subgroup is checked
-    for that subgroup. It runs in eval mode. Tokens `(B, N)` are moved only if `grid` is given or known from a
-    layer: without it, nothing is said about positions.
+    for that subgroup, one of the trivial group for nothing. It runs in eval mode. Tokens `(B, N)` are
+    moved only if `grid` is given or known from a layer: without it, nothing is said about positions.
 
     >>> from flopping import flop
     >>> from flopping.nn import Linear
@@ -188,7 +188,7 @@ def equivariance_errors(
         got = run(module, act(source, before, x, in_layout, grid))
         expected = y if out_layout is None else act(target, after, y, out_layout, out_grid)
         errors[name] = relative_error(got, expected)
-    if not errors:
+    if not errors and checked.order > 1:
         raise ValueError(f"nothing to check: {type(module).__name__} claims the group {target}, which moves nothing")
     return errors
 

@@ -36,18 +36,7 @@ WEIGHTS, AVERAGE, TRAINING, CONFIG = "model.safetensors", "ema.safetensors", "tr
 KEEP = 2
 """How many of the newest checkpoints are kept."""
 _NAME = re.compile(r"step-([0-9]{8,})")
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_WORDS = {"float": "F", "bfloat": "BF", "int": "I", "uint": "U"}
 
 
 class CorruptedCheckpointError(UsageError):
@@ -65,9 +54,11 @@ class Checkpoint:
     files: Mapping[str, str]
     """The SHA-256 of every file."""
 
-    def verify(self) -> None:
-        """Compare every file with its checksum."""
+    def verify(self, *names: str) -> None:
+        """Compare files with their checksums: those that are named, or all."""
         for name, expected in self.files.items():
+            if names and name not in names:
+                continue
             digest = hashlib.sha256()
             try:
                 with open(self.folder / name, "rb") as file:
@@ -157,26 +148,33 @@ class CheckpointManager:
                 valid.append(self._read(folder))
         return valid
 
-    def find_newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest valid checkpoint, and the problems of newer ones, which are renamed to `corrupted-...`."""
-        problems: list[str] = []
+    def find_newest(self, *, restart: bool = False) -> tuple[Checkpoint | None, list[str]]:
+        """The newest valid checkpoint, and the problems of newer ones, which are renamed to `corrupted-...`.
+
+        If all are corrupted they are left as they are and refused, unless `restart` allows to do without them.
+        """
+        problems: dict[Path, str] = {}
         newest = None
         self.clean_up()
         for folder in self._step_folders():
             try:
-                checkpoint = self._read(folder)
-                checkpoint.verify()
-            except CorruptedCheckpointError as error:
-                problems.append(str(error))
-                aside = folder.with_name(f"corrupted-{folder.name}")
-                _remove(aside)
-                os.rename(folder, aside)
-            else:
-                newest = checkpoint
+                newest = self._read(folder)
+                newest.verify()
                 break
+            except CorruptedCheckpointError as error:
+                problems[folder], newest = str(error), None
+        if problems and newest is None and not restart:
+            raise CorruptedCheckpointError(
+                f"all checkpoints of the run are corrupted: {'; '.join(problems.values())}. Bring back one of them, or"
+                " start the run from the beginning (--restart)"
+            )
+        for folder in problems:
+            aside = folder.with_name(f"corrupted-{folder.name}")
+            _remove(aside)
+            os.rename(folder, aside)
         if problems:
             self._update_links()
-        return newest, problems
+        return newest, list(problems.values())
 
     def save(self, step: int, score: float | None, parts: Iterable[tuple[str, Any]]) -> Path:
         """Write a checkpoint, then delete older ones that are not kept.
@@ -188,48 +186,50 @@ class CheckpointManager:
         target = self.step_folder(step)
         new, old = (target.with_name(f".{kind}-{target.name}") for kind in ("new", "old"))
         files: dict[str, str] = {}
-        size, problem = 0, self._make_folder(new)
+        problem: Exception | None = None
+        try:
+            self._make_folder(new)
+        except OSError as error:
+            problem = error
         for name, content in parts:
-            file = _HashedFile(new / name, problem)
-            _write_content(file, name, content)
+            try:
+                if problem is None:
+                    files[name] = _write_file(new / name, content)
+            except Exception as error:  # raised below
+                problem = error
             del content  # before the next one is gathered
-            problem = file.close()
-            files[name] = file.digest.hexdigest()
-            size += file.size
         try:
             if problem is not None:
                 raise problem
             manifest = {"format": FORMAT, "step": step, "score": score, "files": files}
-            file = _HashedFile(new / MANIFEST)
-            file.write(json.dumps({**manifest, "sha256": _checksum(manifest)}, indent=1).encode())
-            if (problem := file.close()) is not None:
-                raise problem
+            _write_file(new / MANIFEST, json.dumps({**manifest, "sha256": _checksum(manifest)}, indent=1))
             _sync(new)
             if target.exists():  # it was saved before it was tested
                 os.rename(target, old)
             os.rename(new, target)
             _sync(self.folder)
-        except OSError as error:
+        except Exception as error:
             with suppress(OSError):
                 self.clean_up()
-            raise OSError(
-                error.errno,
-                f"the checkpoint of step {step} was not written: it takes {size / 1e6:.1f} MB in {str(self.folder)!r}"
-                f" ({error.strerror or error})",
-            ) from error
+            if not isinstance(error, OSError):
+                raise
+            reason = (
+                f"the checkpoint of step {step} was not written to {str(self.folder)!r} ({error.strerror or error})"
+            )
+            raise OSError(error.errno, reason) from error
         self._delete_others()
         return target
 
-    def _make_folder(self, new: Path) -> OSError | None:
-        try:
-            if not self.folder.is_dir():
-                self.folder.mkdir(parents=True)
-                _sync(self.run)
-            self.clean_up()
-            new.mkdir()
-        except OSError as error:
-            return error
-        return None
+    def _make_folder(self, new: Path) -> None:
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            _sync(self.run)
+        self.clean_up()
+        new.mkdir()
+
+    def best(self) -> Checkpoint | None:
+        """The valid checkpoint of the highest score."""
+        return self._best(self.checkpoints())
 
     def _best(self, valid: list[Checkpoint]) -> Checkpoint | None:
         tested = [(c.score, c.step, c) for c in valid if c.score is not None]
@@ -270,52 +270,44 @@ class CheckpointManager:
 
 
 class _HashedFile:
-    """A file that hashes and counts what is written to it. After an error it only counts."""
+    """A file that hashes what is written to it. It keeps the first error: `torch.save` would raise another one."""
 
-    def __init__(self, path: Path, error: OSError | None = None) -> None:
+    def __init__(self, path: Path) -> None:
+        self.file = open(path, "wb")  # noqa: SIM115 - closed by `_write_file`
         self.digest = hashlib.sha256()
-        self.size = 0
-        self.error = error
-        if error is None:
-            try:
-                self.file = open(path, "wb")  # noqa: SIM115 - closed by `close`
-            except OSError as problem:
-                self.error = problem
+        self.error: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        self.size += len(data)
         if self.error is None:
             try:
                 self.file.write(data)
                 self.digest.update(data)
             except OSError as error:
                 self.error = error
-                with suppress(OSError):  # it tries to write its buffer once more
-                    self.file.close()
         return len(data)
 
     def flush(self) -> None:
-        """`torch.save` calls it; `close` flushes."""
-
-    def close(self) -> OSError | None:
-        """Put the contents on disk; gives the first error of opening, writing or closing."""
-        if self.error is None:
-            try:
-                with self.file:
-                    self.file.flush()
-                    os.fsync(self.file.fileno())
-            except OSError as error:
-                self.error = error
-        return self.error
+        """`torch.save` calls it; `_write_file` flushes."""
 
 
-def _write_content(file: _HashedFile, name: str, content: Any) -> None:
-    if name.endswith(".safetensors"):
-        _write_safetensors(file, content)
-    elif name.endswith(".pt"):
-        torch.save(content, file)  # type: ignore[arg-type]
-    else:
-        file.write(content.encode())
+def _write_file(path: Path, content: Any) -> str:
+    """Put a file on disk; gives its SHA-256."""
+    file = _HashedFile(path)
+    try:
+        if path.suffix == ".safetensors":
+            _write_safetensors(file, content)
+        elif path.suffix == ".pt":
+            torch.save(content, file)  # type: ignore[arg-type]
+        else:
+            file.write(content.encode())
+        if file.error is not None:
+            raise file.error
+        file.file.flush()
+        os.fsync(file.file.fileno())
+    finally:
+        with suppress(OSError):  # after a failed write it tries to write its buffer once more
+            file.file.close()
+    return file.digest.hexdigest()
 
 
 def _write_safetensors(file: _HashedFile, tensors: Mapping[str, Tensor]) -> None:
@@ -326,13 +318,23 @@ def _write_safetensors(file: _HashedFile, tensors: Mapping[str, Tensor]) -> None
     start = 0
     for name, tensor in ordered:
         end = start + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _name_dtype(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for _, tensor in ordered:
         file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _name_dtype(dtype: torch.dtype) -> str:
+    """The name of a type in safetensors.
+
+    >>> _name_dtype(torch.bfloat16), _name_dtype(torch.uint8), _name_dtype(torch.bool)
+    ('BF16', 'U8', 'BOOL')
+    """
+    word, bits = re.fullmatch(r"torch\.([a-z]+)(\d*)", str(dtype)).groups()  # type: ignore[union-attr]
+    return f"{_WORDS[word]}{bits}" if bits else word.upper()
 
 
 def _remove(path: Path) -> None:

@@ -29,8 +29,9 @@ class Accuracy:
 
     images: int
     top1: float
-    top5: float
     loss: float
+    top5: float | None = None
+    """None for networks with at most five classes."""
     mirrored_top1: float | None = None
     """The same for mirrored images."""
     changed: int | None = None
@@ -53,6 +54,7 @@ def accuracy(
     """Count right answers over all processes; images without a class (below 0) only fill a batch."""
     # images, top-1, top-5, loss, mirrored top-1, changed: added up on the device, which is waited for at the end only
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)
+    classes = 0
     with torch.no_grad():
         for batch in batches:
             x = batch.images.to(world.device, dtype, non_blocking=True)
@@ -60,6 +62,7 @@ def accuracy(
             counted = labels >= 0
             with precision():
                 logits = forward(x).to(dtype)
+            classes = logits.shape[1]
             best = logits.topk(min(5, logits.shape[1])).indices
             hits = best == labels[:, None]
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
@@ -76,8 +79,8 @@ def accuracy(
     return Accuracy(
         int(total),
         100 * right / total,
-        100 * among / total,
         loss_sum / total,
+        100 * among / total if classes > 5 else None,
         100 * mirrored / total if mirror else None,
         int(changed) if mirror else None,
     )
@@ -88,7 +91,11 @@ class Evaluation:
     """The accuracy of a checkpoint, and the images that could not be read."""
 
     folder: Path
+    is_best: bool
+    """Whether it is the checkpoint of a run that was chosen by its accuracy."""
     model: str
+    images: str
+    """The images it was tested on."""
     accuracy: Accuracy
     unreadable: list[str]
 
@@ -103,6 +110,7 @@ def evaluate_checkpoint(
     *,
     mirror: bool,
     average: bool,
+    network: str | None = None,
     progress: Callable[[int, int], object],
 ) -> Evaluation:
     """Accuracy of a trained network on the test images of a data set, over all ranks if `torchrun` started them.
@@ -111,7 +119,7 @@ def evaluate_checkpoint(
     """
     with init_world(device) as world, world.detect_lost_peers():
         with world.raise_on_all_ranks():
-            folder, model, config = open_checkpoint(path, average=average)
+            folder, model, config = open_checkpoint(path, average=average, network=network)
             model.eval().to(world.device)
             source = open_dataset(data, "test", root)
             labels = _labels(config, folder, source.classes, data)
@@ -131,7 +139,10 @@ def evaluate_checkpoint(
         with detect_lost_workers(workers):
             found = accuracy(model, named, world, nullcontext, dtype=torch.float32, mirror=mirror, each=report)
         lost = sorted(set().union(*world.all_gather_object(unreadable)))
-    return Evaluation(folder, config["architecture"], found, [source.locate(index) for index in lost])
+    is_best = (folder.parent.parent / "best").resolve() == folder
+    return Evaluation(
+        folder, is_best, config["architecture"], source.name, found, [source.locate(index) for index in lost]
+    )
 
 
 def _labels(config: Mapping[str, Any], folder: Path, classes: Sequence[str], data: str) -> Tensor:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, fields, replace
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,20 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from flopping.data.images import ImageDataset
 from flopping.errors import UsageError
 from flopping.files import atomic_write
-from flopping.models.zoo import registered_name
+from flopping.training.networks import identify
 from flopping.training.recipe import Count, Recipe, read
 
 RUN = "run.json"
 FORMAT = "flopping-run-1"
+_UNREADABLE = (
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    UnicodeDecodeError,
+    JSONDecodeError,
+    ValidationError,
+)
 
 
 @checked_dataclass(config=ConfigDict(extra="ignore"), frozen=True)
@@ -35,8 +45,10 @@ class Job:
     init: str | None = None
     """Weights to start from."""
     new_head: bool = False
+    network: str | None = None
+    """What `model` stands for: see `identify`. Unknown for runs of older versions."""
     fingerprint: str | None = None
-    """What the data is, wherever it lies: see `fingerprint`. Unknown for runs of older versions."""
+    """What the data is, wherever it lies: see `fingerprint`. Unknown before the data is open."""
 
     def write(self, folder: Path) -> None:
         """Store it in the run's folder."""
@@ -53,12 +65,10 @@ class Job:
             if form != FORMAT:
                 raise UsageError(f"{str(path)!r} is of format {form!r}; this version reads {FORMAT!r}")
             recipe = read(content.pop("recipe"), f"the recipe in {str(path)!r}")
-            if "chunk" in content:  # the name in older versions
-                content["micro_batch"] = content.pop("chunk")
             return cls(recipe=recipe, **content)
         except FileNotFoundError as error:
             raise UsageError(f"{str(folder)!r} is no run: it has no {RUN}") from error
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, ValidationError) as error:
+        except _UNREADABLE as error:
             raise UsageError(f"{str(path)!r} does not describe a run ({type(error).__name__}: {error})") from error
 
     def resume(self, stored: Job, folder: Path) -> Job:
@@ -114,14 +124,10 @@ def _differences(stored: Job, requested: Job) -> list[tuple[str, Any, Any]]:
         if each.name not in ("about", "model")  # the job names the model
     ]
     found += [(name, getattr(stored, name), getattr(requested, name)) for name in ("micro_batch", "new_head")]
-    if registered_name(stored.model) != registered_name(requested.model):
+    if (stored.network or identify(stored.model)) != (requested.network or identify(requested.model)):
         found.append(("model", stored.model, requested.model))
-    paths = ["init"] if stored.fingerprint else ["init", "data", "root"]
-    found += [
-        (name, old, new)
-        for name, old, new in ((name, getattr(stored, name), getattr(requested, name)) for name in paths)
-        if (old and os.path.realpath(old)) != (new and os.path.realpath(new))
-    ]
+    if (stored.init and os.path.realpath(stored.init)) != (requested.init and os.path.realpath(requested.init)):
+        found.append(("init", stored.init, requested.init))
     return [(name, old, new) for name, old, new in found if old != new]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, param_groups_layer_decay
 from timm.scheduler import CosineLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
@@ -212,13 +212,17 @@ def is_decayed(name: str, parameter: nn.Parameter, spared: set[str]) -> bool:
 
 
 def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimiser. The gradient is clipped outside of it, and not once more inside."""
+    """The recipe's optimizer. The gradient is clipped outside of it, and not once more inside."""
     spared = set(getattr(model, "no_weight_decay", set)())
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for n, p in trained if is_decayed(n, p, spared)], "weight_decay": recipe.weight_decay},
-        {"params": [p for n, p in trained if not is_decayed(n, p, spared)], "weight_decay": 0.0},
-    ]
+    spared = {name for name, parameter in trained if not is_decayed(name, parameter, spared)}
+    if recipe.layer_decay is not None:
+        groups = param_groups_layer_decay(model, recipe.weight_decay, spared, layer_decay=recipe.layer_decay)
+    else:
+        groups = [
+            {"params": [p for n, p in trained if n not in spared], "weight_decay": recipe.weight_decay},
+            {"params": [p for n, p in trained if n in spared], "weight_decay": 0.0},
+        ]
     own_clipping: dict[str, Any] = {"max_grad_norm": None} if recipe.optimizer == "lamb" else {}
     made: torch.optim.Optimizer = create_optimizer_v2(
         [group for group in groups if group["params"]],

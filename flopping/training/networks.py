@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,15 +18,16 @@ from timm.layers import DropPath
 from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
-from flopping.checkpoints.weight_files import read_weights
+from flopping.checkpoints.weight_files import read_config, read_weights
 from flopping.data.augment import Normalisation, Preparation, create_eval_transform
 from flopping.data.order import derive_seed, seed_generators
 from flopping.errors import UsageError, as_usage_error
 from flopping.groups.symmetries import SYMMETRIES
+from flopping.models import targets
 from flopping.models.backbone import Backbone
 from flopping.models.blocks import find_blocks
 from flopping.models.weights import load_weights
-from flopping.models.zoo import registered_name
+from flopping.models.zoo import ZOO, paper_names, registered_name
 from flopping.nn import DropPath as EquivariantDropPath
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, WEIGHTS, read_manifest
 from flopping.training.recipe import Recipe
@@ -43,8 +46,20 @@ def ignores_mirroring(model: nn.Module) -> bool:
 
 def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
     """The network of a recipe, with weights that its seed decides."""
+    model = (_build_own if is_own_code(name) else _build_registered)(recipe, name, classes)
+    blocks = find_blocks(model)
+    set_drop_path(blocks, recipe.drop_path, recipe.drop_path_rises)
+    if recipe.layer_scale is not None:
+        set_layer_scale(blocks, recipe.layer_scale)
+    return model
+
+
+def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     registered = registered_name(name)
+    recipe.require_known_arguments()
     args: dict[str, Any] = {"drop_rate": recipe.dropout, **recipe.model_args}
+    if registered in ZOO:
+        args["weight_init"] = recipe.weight_init
     cfg = timm.get_pretrained_cfg(registered)
     if cfg is not None and cfg.fixed_input_size:
         args.setdefault("img_size", recipe.img_size)
@@ -53,8 +68,38 @@ def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
         model: nn.Module = timm.create_model(
             registered, pretrained=False, num_classes=classes, in_chans=recipe.in_chans, **args
         )
-    set_drop_path(find_blocks(model), recipe.drop_path, recipe.drop_path_rises)
     return model
+
+
+def is_own_code(name: str) -> bool:
+    """Whether a network is named by the file of a user's own code, as `my_net.py:build`."""
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def identify(name: str) -> str:
+    """What a network's name stands for: a registered name, or the hash of a user's file and what it defines."""
+    if not is_own_code(name):
+        return registered_name(name)
+    file, _, attribute = name.rpartition(":")
+    with as_usage_error(OSError, context=f"the file of the network {name!r} can't be read"):
+        return f"{hashlib.sha256(Path(file).read_bytes()).hexdigest()}:{attribute}"
+
+
+def _build_own(recipe: Recipe, name: str, classes: int) -> nn.Module:
+    """A network of a user's own code, which gets the arguments of the recipe that it takes."""
+    size = (recipe.in_chans, recipe.img_size, recipe.img_size)
+    offered = {"num_classes": classes, "in_chans": recipe.in_chans, "img_size": recipe.img_size}
+    seed_generators(derive_seed(recipe.seed, "weights"))
+    model = targets.load_attribute(name, recipe.model_args, offered)
+    with as_usage_error(RuntimeError, TypeError, ValueError, context=f"{name!r} refuses an image of {size}"):
+        output = model.eval()(torch.zeros(1, *size))
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != (1, classes):
+        raise UsageError(
+            f"{name!r} gives {found} for one image, and the data has {classes} classes: give it an argument num_classes"
+        )
+    model.num_classes, model.pretrained_cfg = classes, {"classifier": None}  # type: ignore[assignment]
+    return model.train()
 
 
 def set_drop_path(blocks: Sequence[nn.Module], rate: float, rises: bool) -> None:
@@ -71,6 +116,14 @@ def set_drop_path(blocks: Sequence[nn.Module], rate: float, rises: bool) -> None
                 setattr(block, name, DropPath(own) if own else nn.Identity())
 
 
+def set_layer_scale(blocks: Sequence[nn.Module], value: float) -> None:
+    """Start the layer scales of blocks at a value, in ours and in timm's networks."""
+    for block in blocks:
+        for name, parameter in block.named_parameters():
+            if re.search(r"(^|\.)(gamma(\.\w+)?|ls[12])$", name):
+                nn.init.constant_(parameter, value)
+
+
 def normalisation(recipe: Recipe, model: nn.Module) -> Normalisation:
     """Mean and deviation of the recipe, or those that the network was made for."""
     cfg = resolve_model_data_config(model)
@@ -78,8 +131,8 @@ def normalisation(recipe: Recipe, model: nn.Module) -> Normalisation:
     return Normalisation.for_channels(mean, std, recipe.in_chans)
 
 
-def create_config(model: nn.Module, recipe: Recipe, normal: Normalisation, labels: Sequence[str]) -> str:
-    """The content of a config.json, by which timm makes the network from a folder with its weights."""
+def create_config(model: nn.Module, name: str, recipe: Recipe, normal: Normalisation, labels: Sequence[str]) -> str:
+    """The content of a config.json, by which timm makes a network from a folder, unless it is your own code."""
     size = recipe.img_size
     model.pretrained_cfg.update(  # type: ignore[operator, union-attr]
         input_size=(recipe.in_chans, size, size),
@@ -89,6 +142,16 @@ def create_config(model: nn.Module, recipe: Recipe, normal: Normalisation, label
         interpolation=recipe.interpolation,
         num_classes=len(labels),
     )
+    if is_own_code(name):
+        content = {
+            "architecture": name,
+            "source": identify(name),
+            "model_args": recipe.model_args,
+            "num_classes": len(labels),
+            "label_names": list(labels),
+            "pretrained_cfg": model.pretrained_cfg,
+        }
+        return json.dumps(content, indent=2)
     args = {"in_chans": recipe.in_chans, **recipe.model_args}
     if model.pretrained_cfg.get("fixed_input_size"):  # type: ignore[operator, union-attr]
         args.setdefault("img_size", size)
@@ -110,20 +173,29 @@ def find_checkpoint(path: Path) -> Path:
     raise UsageError(f"{str(path)!r} holds no checkpoint: neither {CONFIG} nor best/ or last/ with it")
 
 
-def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, dict[str, Any]]:
-    """The network in a checkpoint's folder, and its config. Corrupted files are refused."""
+def load_checkpoint(
+    folder: Path, *, average: bool = False, network: str | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The network in a checkpoint's folder, and its config. Corrupted files are refused.
+
+    A user's own code runs only if `network` names it, and if it is the code that was trained.
+    """
     if (folder / MANIFEST).exists():
-        read_manifest(folder).verify()
-    with as_usage_error(OSError, ValueError, context=f"{str(folder / CONFIG)!r} can't be read"):
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
-        raise UsageError(f"{str(folder / CONFIG)!r} names no architecture: it is none of timm's")
+        read_manifest(folder).verify(CONFIG, AVERAGE if average else WEIGHTS)
+    config = read_config(folder)
     if average and not (folder / AVERAGE).is_file():
         raise UsageError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
+    own = is_own_code(config["architecture"])
+    if own or network is not None:
+        _require_same_code(config, network, folder)
     try:
-        model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=not average)
-        if average:
-            load_weights(model, read_weights(folder / AVERAGE))
+        model: nn.Module
+        if own:
+            model = _build_from_code(network or "", config)
+        else:
+            model = timm.create_model(f"local-dir:{folder}", pretrained=not average)
+        if own or average:
+            load_weights(model, read_weights(folder / (AVERAGE if average else WEIGHTS)))
     except Exception as error:  # the readers of weights, and networks, raise errors of all kinds
         reason = shorten(" ".join(str(error).split()), 400)
         name = config["architecture"]
@@ -131,7 +203,33 @@ def load_checkpoint(folder: Path, *, average: bool = False) -> tuple[nn.Module, 
     return model, config
 
 
-def open_checkpoint(path: Path, *, average: bool = False) -> tuple[Path, nn.Module, dict[str, Any]]:
+def _require_same_code(config: Mapping[str, Any], network: str | None, folder: Path) -> None:
+    """Refuse a checkpoint of a user's own code unless the user names that code."""
+    name = config["architecture"]
+    if not is_own_code(name):
+        raise UsageError(f"--model {network}: the network in {str(folder)!r} is {name}, which needs no code of yours")
+    if network is None:
+        raise UsageError(
+            f"the network in {str(folder)!r} is your own code, which runs only if you name it: --model {name}"
+        )
+    if not is_own_code(network) or identify(network) != config.get("source"):
+        raise UsageError(
+            f"--model {network} is not the code that was trained in {str(folder)!r}: {name} as it was then"
+        )
+
+
+def _build_from_code(network: str, config: Mapping[str, Any]) -> nn.Module:
+    cfg = config["pretrained_cfg"]
+    chans, size, _ = cfg["input_size"]
+    offered = {"num_classes": config["num_classes"], "in_chans": chans, "img_size": size}
+    model = targets.load_attribute(network, config["model_args"], offered)
+    model.num_classes, model.pretrained_cfg = config["num_classes"], cfg
+    return model
+
+
+def open_checkpoint(
+    path: Path, *, average: bool = False, network: str | None = None
+) -> tuple[Path, nn.Module, dict[str, Any]]:
     """The folder of a checkpoint, its network and its config.
 
     If a run that goes on deletes the checkpoint meanwhile, its successor is opened.
@@ -139,35 +237,34 @@ def open_checkpoint(path: Path, *, average: bool = False) -> tuple[Path, nn.Modu
     while True:
         folder = find_checkpoint(path)
         try:
-            return folder, *load_checkpoint(folder, average=average)
+            return folder, *load_checkpoint(folder, average=average, network=network)
         except Exception:
             if folder.exists():
                 raise
 
 
-def read_initial_weights(path: Path) -> dict[str, Tensor]:
-    """The weights of a file, of a checkpoint, or of a run's best checkpoint."""
+def read_initial_weights(source: str) -> dict[str, Tensor]:
+    """The weights of a file, of a checkpoint, of a run's best checkpoint, or those that timm knows for a name."""
+    path = Path(source)
     if path.exists() and not path.is_dir():
         return read_weights(path)
+    name = paper_names().get(source, source)
+    if not path.exists() and timm.is_model(name) and timm.get_pretrained_cfg(name).has_weights:
+        return load_timm_pretrained(name).state_dict()
     with as_usage_error(UsageError, context="--init"):
         return read_weights(find_checkpoint(path) / WEIGHTS)
 
 
-def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor], what: str, *, new_head: bool = False) -> None:
-    """Put weights into a network; a classifier for other classes is refused, or left as it was made."""
-    own = model.state_dict()
-    weights = dict(weights)
-    head = [name for name in own if name.startswith(str(model.pretrained_cfg["classifier"]) + ".")]  # type: ignore[index]
-    other = [name for name in head if name in weights and weights[name].shape[:1] != own[name].shape[:1]]
-    if other and not new_head:
+def load_timm_pretrained(name: str, **arguments: Any) -> nn.Module:
+    """A network with the weights that timm knows for its name, which are downloaded once."""
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=True, **arguments)
+    except Exception as error:  # every way to download a file has its own
         raise UsageError(
-            f"{what} knows {len(weights[other[0]])} classes, and the data has {len(own[other[0]])}:"
-            " --new-head keeps all weights but the classifier's"
-        )
-    if new_head:
-        weights = {name: value for name, value in weights.items() if name not in head}
-    with as_usage_error(ValueError, context=what):
-        load_weights(model, weights, keep=head if new_head else ())
+            f"the weights of {name!r} can't be downloaded ({type(error).__name__}): connect to the network once, or"
+            " name a checkpoint of yours"
+        ) from error
+    return model
 
 
 def preparation_of(

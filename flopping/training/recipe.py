@@ -56,8 +56,24 @@ SYNONYMS = {
 }
 """Names that fields have elsewhere, in timm above all: an error says what they are called here."""
 
-SET_BY_FIELDS = {"img_size": "img_size", "in_chans": "in_chans", "drop_path_rate": "drop_path", "drop_rate": "dropout"}
-"""Arguments of networks that fields of a recipe decide, and which ones."""
+_MODEL_ARGS = """
+act_layer attn_drop_rate channels class_token conv_bias conv_mlp depth depths dims dynamic_img_size embed_dim fc_norm
+final_norm fix_init global_pool group handoffs head_init_scale init_values invariant_share kernel_size kernel_sizes
+layers ls_init_value mlp_ratio no_embed_class norm_eps norm_layer num_blocks num_heads patch_drop_rate patch_size
+pos_drop_rate pre_norm proj_bias proj_drop_rate qk_norm qkv_bias readout reg_tokens stem_norm stem_type stem_width
+use_grn
+"""
+MODEL_ARGS = frozenset(_MODEL_ARGS.split())
+"""Arguments of networks that a recipe may set. timm's other ones read files and change what a network returns."""
+SET_BY_FIELDS = {
+    "weight_init": "weight_init",
+    "img_size": "img_size",
+    "in_chans": "in_chans",
+    "drop_path_rate": "drop_path",
+    "drop_rate": "dropout",
+    "num_classes": "the images",
+}
+"""Arguments of networks that fields of a recipe or the images decide, and which ones."""
 
 _NUMBER = r"\d+(\.\d+)?"
 _POLICIES = (
@@ -92,10 +108,9 @@ class About:
 
     source: Annotated[str, "where the values come from"] = ""
     command: Annotated[str, "the command that runs it"] = ""
-    expected: Annotated[
-        dict[str, Annotated[float, Strict(), Interval(ge=0, le=100)]],
-        "top-1 accuracy in per cent, by the network's name",
-    ] = field(default_factory=dict)
+    expected: Annotated[dict[str, Percent], "top-1 accuracy in per cent, by the network's name"] = field(
+        default_factory=dict
+    )
     cost: Annotated[str, "an estimate of what a run costs"] = ""
     notes: Annotated[str, "what else to know"] = ""
 
@@ -105,7 +120,7 @@ class Recipe:
     """All that decides what is learned. What only decides how fast (devices, processes, workers) is no part of it."""
 
     about: Annotated[About, "the header: source, command, expected, cost, notes"] = field(default_factory=About)
-    family: Annotated[Family, "the networks it is for"]
+    family: Annotated[Family | None, "the networks it is for; null: any"] = None
 
     model: Annotated[str, "the network, if none is named on the command line"] = ""
     model_args: Annotated[PlainTable, "arguments of the network beyond its name, as its width"] = field(
@@ -114,6 +129,13 @@ class Recipe:
     drop_path: Annotated[BelowOne, "stochastic depth"] = 0.0
     drop_path_rises: Annotated[bool, "whether stochastic depth rises linearly from 0 over the blocks"] = False
     dropout: Annotated[BelowOne, "dropout before the classifier"] = 0.0
+    weight_init: Annotated[
+        Literal["scaled", "reference"],
+        "how weights of this library's networks start: reference as in the paper's code, whatever the width of a block",
+    ] = "scaled"
+    layer_scale: Annotated[
+        Positive | None, "where layer scales start, in networks that have them; null: as the network has it"
+    ] = None
 
     img_size: Annotated[Count, "height and width of images"] = 224
     in_chans: Annotated[Count, "3 for colour images, 1 for grey ones"] = 3
@@ -132,6 +154,9 @@ class Recipe:
     min_lr: Annotated[NotNegative, "learning rate at the end"] = 1e-5
     weight_decay: Annotated[NotNegative, "weight decay, on matrices and filters only"] = 0.0
     clip_grad: Annotated[Positive | None, "largest norm of the gradient; null: any, LAMB's own limit off too"] = None
+    layer_decay: Annotated[
+        PositiveShare | None, "factor of the learning rate from each block to the one before it; null: the same rate"
+    ] = None
     ema: Annotated[
         Annotated[float, Interval(gt=0, lt=1)] | None,
         "decay of a moving average of the weights, kept and tested beside them",
@@ -162,53 +187,41 @@ class Recipe:
     ] = 0
 
     def __post_init__(self) -> None:
-        self._check_network()
-        self._check_combinations()
-
-    def _check_network(self) -> None:
         for name in self.model_args:
+            if name in SET_BY_FIELDS:
+                raise ValueError(f"{name} is decided by {SET_BY_FIELDS[name]}, and can't be in model_args too")
             if not name.isidentifier():
                 raise ValueError(f"model_args are named as in Python, got {name!r}")
-            if name in SET_BY_FIELDS:
-                raise ValueError(
-                    f"{name} is decided by the field {SET_BY_FIELDS[name]}, and can't be in model_args too"
-                )
-            if name == "num_classes":
-                raise ValueError("num_classes is decided by the images, and can't be in model_args")
         if self.model:
             self.require_family(self.model)
-
-    def _check_combinations(self) -> None:
         if self.warmup_epochs and self.warmup_epochs >= self.epochs:
-            raise ValueError(
-                f"warm-up takes {self.warmup_epochs:g} of {self.epochs} epochs, and nothing is left after it:"
-                " set warmup_epochs too"
-            )
+            raise ValueError(f"warmup_epochs={self.warmup_epochs:g} are not less than epochs={self.epochs}")
         if self.warmup_epochs and self.warmup_lr > self.lr:
             raise ValueError(f"warm-up rises from warmup_lr={self.warmup_lr:g} to lr={self.lr:g}, which is lower")
         if self.min_lr > self.lr:
             raise ValueError(f"the learning rate falls from lr={self.lr:g} to min_lr={self.min_lr:g}, which is higher")
         if self.loss == "bce" and self.label_smoothing:
-            raise ValueError(
-                f"loss=bce takes a class that has any share in a target for present, and label_smoothing="
-                f"{self.label_smoothing:g} gives every class a share: set label_smoothing=0"
-            )
+            raise ValueError(f"loss=bce takes label_smoothing=0, got {self.label_smoothing:g}: it smooths every class")
         if self.repeats > self.batch_size:
-            raise ValueError(
-                f"a batch of batch_size={self.batch_size} can't hold an image repeats={self.repeats} times"
-            )
-        if (self.mixup or self.cutmix) and self.batch_size % 2:
+            raise ValueError(f"a batch of {self.batch_size} images can't hold one of them repeats={self.repeats} times")
+        if self.mixes and self.batch_size % 2:
             raise ValueError(f"mixup and CutMix mix pairs of images: batch_size is even, got {self.batch_size}")
         for name in ("mean", "std"):
             value = getattr(self, name)
             if value is not None and len(value) not in (1, self.in_chans):
-                raise ValueError(
-                    f"{name} has one value, or one for each of the in_chans={self.in_chans} channels, got {list(value)}"
-                )
+                raise ValueError(f"{name} has one value, or one per channel (in_chans={self.in_chans}), got {value}")
         if self.augment is not None and not re.fullmatch("|".join(_POLICIES), self.augment):
             raise ValueError(
-                f"augment is a policy of timm's, as 3a or rand-m9-mstd0.5-inc1, or null for none, got {self.augment!r}"
+                f"augment is null or a policy of timm's, as 3a or rand-m9-mstd0.5-inc1, got {self.augment!r}"
             )
+
+    def require_known_arguments(self) -> None:
+        """Refuse arguments that a registered network of ours or timm's does not take from a recipe."""
+        for name in self.model_args:
+            if name not in MODEL_ARGS:
+                raise UsageError(
+                    f"model_args of a registered network are {', '.join(sorted(MODEL_ARGS))}; got {name!r}"
+                )
 
     def require_family(self, model_name: str) -> None:
         """Refuse a network of another family, by its name; a network of an unknown family is taken.
@@ -219,7 +232,7 @@ class Recipe:
         flopping.errors.UsageError: resmlp_24_224 is a ResMLP and the recipe is for ViT; for ResMLP there are ...
         """
         found = family_of(model_name)
-        if found not in (None, self.family):
+        if self.family is not None and found not in (None, self.family):
             fitting = ", ".join(name for name, family in _families().items() if family == found)
             raise UsageError(
                 f"{model_name} is a {found} and the recipe is for {self.family}; for {found} there are {fitting}"
@@ -262,22 +275,11 @@ class Recipe:
             if not isinstance(others, Mapping):
                 raise UsageError(f"model_args is a table of plain values, got {others!r}")
             values["model_args"] = {**others, **arguments}
-        with as_file_error(Recipe, values, "a recipe", SYNONYMS):
+        with as_file_error(Recipe, "a recipe", SYNONYMS):
             return replace(self, **values)
 
 
-# Names of timm's registry, ours among them; `test_vit` is timm's own small one.
-_REGISTERED: dict[str, Family] = {
-    r"(test_)?(deit\d?|vit\d?)": "ViT",
-    r"resmlp": "ResMLP",
-    r"(test_)?convnext(v2)?\d?": "ConvNeXt",
-}
-# Names of the paper without punctuation and capitals: E(ConvNeXt-S (iso.)) is econvnextsiso.
-_PAPER: dict[str, Family] = {
-    r"[ehi]?vit[sblh]": "ViT",
-    r"[ehi]?resmlp[tsbl](12|24)": "ResMLP",
-    r"[ehi]?convnext[tsbl](iso)?": "ConvNeXt",
-}
+_NAMES: dict[str, Family] = {"vit": "ViT", "deit": "ViT", "resmlp": "ResMLP", "convnext": "ConvNeXt"}
 
 
 def family_of(name: str) -> Family | None:
@@ -285,19 +287,12 @@ def family_of(name: str) -> Family | None:
 
     >>> family_of("H(ViT-B)"), family_of("deit3_small_patch16_224"), family_of("e(convnext-s iso)")
     ('ViT', 'ViT', 'ConvNeXt')
-    >>> family_of("swin_tiny_patch4_window7_224"), family_of("mine.py:vit_net")
-    (None, None)
+    >>> family_of("hf-hub:timm/vit_tiny_patch16_224"), family_of("vitamin_base_224"), family_of("mine.py:vit_net")
+    ('ViT', None, None)
     """
-    source, _, last = name.rpartition(":")
-    if source not in ("", "hf-hub", "hf_hub"):  # a file or a folder, whose name means nothing
-        return None
-    registered = last.rpartition("/")[2]  # hf-hub:timm/NAME
-    plain = re.sub(r"[\W_]", "", name.lower())
-    for patterns, text, end in ((_REGISTERED, registered, r"[_.]|\Z"), (_PAPER, plain, r"\Z")):
-        for pattern, family in patterns.items():
-            if re.match(f"(?:{pattern})(?:{end})", text):
-                return family
-    return None
+    plain = re.sub(r"^hf[-_]hub:(.*/)?", "", name.lower())
+    found = re.match(r"(?:test_|[ehi]\(?)?(vit|deit|resmlp|convnext)(?:v2)?\d?(?:[-_. ]|$)", plain)
+    return _NAMES[found[1]] if found else None
 
 
 def documentation() -> list[tuple[str, str, str]]:
@@ -306,15 +301,8 @@ def documentation() -> list[tuple[str, str, str]]:
 
 
 def names() -> list[str]:
-    """The recipes in the package, small networks first."""
-    sizes = ("tiny", "small", "base", "large", "huge")
-    found = [path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml")]
-
-    def place(name: str) -> tuple[str, int, str]:
-        family, _, size = name.rpartition("_")
-        return (family, sizes.index(size), name) if size in sizes else (name, 0, name)
-
-    return sorted(found, key=place)
+    """The recipes in the package."""
+    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
 
 
 def load(name: str | Path) -> Recipe:
@@ -354,6 +342,6 @@ def _folder() -> Traversable:
 
 
 @lru_cache
-def _families() -> dict[str, str]:
+def _families() -> dict[str, str | None]:
     """The families of the package's recipes."""
-    return {name: parse_yaml(text_of(name))["family"] for name in names()}
+    return {name: parse_yaml(text_of(name)).get("family") for name in names()}

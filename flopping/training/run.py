@@ -18,11 +18,11 @@ from flopping.data.images import ImageDataset
 from flopping.errors import RunInterruptedError, UsageError
 from flopping.files import folder_lock
 from flopping.machine import deterministic_algorithms, usable_precision
-from flopping.models.zoo import registered_name
 from flopping.training.checkpoint import Checkpoint, CheckpointManager, read_manifest
 from flopping.training.distributed import SharedUsageError, StopSignals, World, init_world
 from flopping.training.evaluate import Accuracy
 from flopping.training.job import RUN, Job, RunOptions, fingerprint
+from flopping.training.networks import identify, is_own_code
 from flopping.training.run_log import CURVES, LOG, read_log, warn
 from flopping.training.trainer import Trainer
 
@@ -32,13 +32,18 @@ MAX_IMBALANCE = 1.1
 """A rank may have so many times its even share of a batch, where micro-batches can't be shared evenly."""
 
 
-def train(job: Job, machine: RunOptions, folder: Path, console: Console, *, resume: bool = False) -> Accuracy:
+def train(
+    job: Job, machine: RunOptions, folder: Path, console: Console, *, resume: bool = False, restart: bool = False
+) -> Accuracy:
     """Train, or go on with training, in this process or in all that `torchrun` started.
 
-    A complete run returns its result, and nothing is changed.
+    A complete run returns its result, and nothing is changed. With `restart`, a run whose checkpoints are all corrupted
+    starts from the beginning.
     """
     job.recipe.require_family(job.model)
-    registered_name(job.model)  # an unknown network is refused before images are opened
+    job = replace(job, network=identify(job.model))  # an unknown network is refused before images are opened
+    if machine.shard and is_own_code(job.model):
+        raise UsageError(f"--shard takes networks by name, and {job.model!r} is your own code: train without it")
     with init_world(machine.device) as here, ExitStack() as stack:
         signals = StopSignals(verbose=here.is_main, launched=here.launched)
         stack.enter_context(signals)
@@ -64,7 +69,7 @@ def train(job: Job, machine: RunOptions, folder: Path, console: Console, *, resu
                     _find_run(folder, resume=False)  # another process may have begun meanwhile
                     trainer.job.write(folder)
         if trainer is None:
-            start = _find_start(folder, here, console)
+            start = _find_start(folder, here, console, restart)
             result = None if start is None else _find_result(folder, start.step)
             if result is not None:
                 if moved:
@@ -76,8 +81,6 @@ def train(job: Job, machine: RunOptions, folder: Path, console: Console, *, resu
             trainer = _build_trainer(replace(job, init=init), machine, folder, here, console, signals)
             if start is not None:
                 trainer.restore(start)
-            if here.is_main and job.fingerprint is None:  # of an older version
-                replace(job, fingerprint=trainer.job.fingerprint).write(folder)
         _stop_if_requested(here, signals)
         return trainer.run()
 
@@ -105,7 +108,7 @@ def _build_trainer(
 def _open_data(job: Job, here: World) -> tuple[ImageDataset, ImageDataset, str]:
     """The images of a job and their fingerprint, which must be the same on all ranks and as the job has it."""
     with here.raise_on_all_ranks():
-        train, test = (open_dataset(job.data, split, job.root) for split in ("train", "test"))
+        train, test = (open_dataset(job.data, split, job.root) for split in ("train", "validation"))
         require_same_classes(train, test, job.data)
         found = fingerprint(train, test)
     prints = here.all_gather_object(found)
@@ -203,13 +206,13 @@ def default_micro_batch(batch_size: int, world_size: int, most: int, even: bool)
     return max(n for n in found if images[n] <= least)
 
 
-def _find_start(folder: Path, here: World, console: Console) -> Checkpoint | None:
+def _find_start(folder: Path, here: World, console: Console, restart: bool) -> Checkpoint | None:
     """The newest valid checkpoint of a run, which rank 0 looks for and all ranks read."""
     manager = CheckpointManager(folder)
     step = None
     with here.raise_on_all_ranks():
         if here.is_main:
-            newest, problems = manager.find_newest()
+            newest, problems = manager.find_newest(restart=restart)
             step = None if newest is None else newest.step
             instead = "the run starts from the beginning" if step is None else f"the one of step {step} is used"
             for problem in problems:

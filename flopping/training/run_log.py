@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from flopping.errors import UsageError
 from flopping.files import atomic_write
 
 LOG = "log.jsonl"
@@ -23,23 +23,15 @@ SECONDS = 1.0
 """The longest time between two looks at the losses and at requests to stop, if a step takes less."""
 
 
-def read_log(run: Path) -> list[dict[str, Any]]:
-    """The events of a run, oldest first. An incomplete last line, which a crash leaves, is ignored."""
+def read_log(run: Path, lines: int | None = None) -> list[dict[str, Any]]:
+    """The events of a run, oldest first, in the first `lines` of its log. Lines that are no events are ignored."""
     path = run / LOG
-    if not path.exists():
-        return []
     events = []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
+    for line in path.read_bytes().split(b"\n")[:lines] if path.exists() else ():
+        with suppress(ValueError, RecursionError):  # as a crash or a disk leaves them
             event = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise UsageError(f"{str(path)!r}, line {number}: no JSON ({error.msg})") from error
-        if not isinstance(event, dict):
-            raise UsageError(f"{str(path)!r}, line {number}: no event of a run")
-        events.append(event)
+            if isinstance(event, dict) and "kind" in event and isinstance(event.get("step"), int):
+                events.append(event)
     return events
 
 
@@ -64,8 +56,13 @@ class RunLog:
         self.board: Any = None
         if not enabled:
             return
-        kept = read_log(run)[:events]
+        kept = read_log(run, events)
         self.events = len(kept)
+        if self.events < events:
+            warn(
+                console,
+                f"[yellow]Warning:[/yellow] {events - self.events} lines of {LOG} were damaged and are left out",
+            )
         with atomic_write(run / LOG) as place:
             place.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
         # unbuffered: closing a buffered file whose last write failed would write once more

@@ -95,41 +95,29 @@ def build(cls: type[T], content: object, what: str, synonyms: Mapping[str, str] 
     if not isinstance(content, Mapping):
         raise UsageError(f"{what} is a table of fields, got {content!r}")
     values = {str(name): value for name, value in content.items()}
-    with as_file_error(cls, values, what, synonyms):
+    with as_file_error(cls, what, synonyms):
         return cls(**values)
 
 
 @contextmanager
-def as_file_error(
-    cls: Any, content: Mapping[str, Any], what: str, synonyms: Mapping[str, str] | None = None
-) -> Iterator[None]:
-    """Convert pydantic's errors about a dataclass with this content to a `UsageError` in terms of the file."""
+def as_file_error(cls: Any, what: str, synonyms: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Convert pydantic's errors about a dataclass to a `UsageError` in terms of the file."""
     try:
         yield
     except ValidationError as error:
-        raise UsageError(_explain(error, TypeAdapter(cls).json_schema(), content, what, synonyms or {})) from error
-
-
-def _explain(
-    error: ValidationError, schema: Mapping[str, Any], content: Any, what: str, synonyms: Mapping[str, str]
-) -> str:
-    found = sorted(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
-    first = found[0]
-    kind, location = first["type"], list(first["loc"])
-    if not location:
-        return str(first["ctx"]["error"])  # of a check of several fields
-    if kind == "missing" and len(location) == 1:
-        return f"{what} needs {', '.join(str(each['loc'][0]) for each in found if each['type'] == 'missing')}"
-    table: Any = schema
-    while len(location) > 1 and (reference := table["properties"][location[0]].get("$ref")):
-        what = str(location.pop(0))
-        content, table = content[what], schema["$defs"][reference.rpartition("/")[2]]
-    name = str(location[0])
-    if kind == "unexpected_keyword_argument":
-        return unknown_field(name, table["properties"], what, synonyms)
-    if kind == "value_error":
-        return f"{name} {first['ctx']['error']}"
-    return f"{name} is {_takes(table['properties'][name])}, got {content[name]!r}"
+        found = sorted(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+        first = found[0]
+        kind, place = first["type"], first["loc"]
+        if kind == "unexpected_keyword_argument" and len(place) == 1:
+            message = unknown_field(str(place[0]), cls.__pydantic_fields__, what, synonyms or {})
+        elif kind == "unexpected_keyword_argument":
+            message = f"{place[0]} has no field {place[-1]!r}"
+        elif kind == "missing" and len(place) == 1:
+            message = f"{what} needs {', '.join(str(each['loc'][0]) for each in found if each['type'] == 'missing')}"
+        else:
+            reason = str(first["ctx"]["error"]) if kind == "value_error" else f"{first['msg']}, got {first['input']!r}"
+            message = f"{'.'.join(map(str, place))}: {reason}" if place else reason
+        raise UsageError(message) from error
 
 
 def unknown_field(name: str, known: Iterable[str], what: str, synonyms: Mapping[str, str]) -> str:
@@ -142,43 +130,20 @@ def unknown_field(name: str, known: Iterable[str], what: str, synonyms: Mapping[
 
 
 def document(cls: Any) -> list[tuple[str, str, str]]:
-    """Every field: its name, its default in YAML (empty where a value must be given), its meaning and its values."""
+    """Every field: its name, its default in YAML (empty where a value must be given), and its meaning."""
     schema = TypeAdapter(cls).json_schema()
     rows = []
     for name, values in schema["properties"].items():
         (meaning,) = (each for each in cls.__pydantic_fields__[name].metadata if isinstance(each, str))
         default = "" if name in schema["required"] else format_yaml(values.get("default", {})).strip()
-        rows.append((name, default, f"{meaning} ({_takes(values)})"))
+        rows.append((name, default, meaning + _list_choices(values)))
     return rows
 
 
-_TYPES = {
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "string": "text",
-    "null": "null",
-}
-_LIMITS = {
-    "minimum": "of at least",
-    "exclusiveMinimum": "above",
-    "maximum": "at most",
-    "exclusiveMaximum": "below",
-}
+def _list_choices(schema: Mapping[str, Any]) -> str:
+    """The values of a field that takes one of a few.
 
-
-def _takes(schema: Mapping[str, Any]) -> str:
-    """The values of a JSON schema in words."""
-    if "anyOf" in schema:
-        return ", or ".join(map(_takes, schema["anyOf"]))
-    if "$ref" in schema:
-        return "a table of fields"
-    if "const" in schema or "enum" in schema:
-        *most, last = schema.get("enum", [schema.get("const")])
-        return f"{', '.join(most)} or {last}" if most else str(last)
-    items = schema.get("items") or schema.get("additionalProperties")
-    if schema["type"] in ("array", "object"):
-        inner = _takes(items).replace("a number", "numbers") if isinstance(items, Mapping) else "plain values"
-        return f"a {'list' if schema['type'] == 'array' else 'table'} of {inner}"
-    limits = [f"{words} {schema[limit]:.12g}" for limit, words in _LIMITS.items() if limit in schema]
-    return f"{_TYPES[schema['type']]} {' and '.join(limits)}".strip()
+    >>> _list_choices({"enum": ["ce", "bce"]}), _list_choices({"type": "string"})
+    (' (ce, bce)', '')
+    """
+    return f" ({', '.join(schema['enum'])})" if "enum" in schema else ""

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from flopping.data.augment import Augmentation, Preparation, Transform, create_eval_transform, create_training_transform
+from flopping.data.augment import Preparation, Transform, create_eval_transform, create_training_transform
 from flopping.data.batches import TimedBatches, WorkerLostError, detect_lost_workers
 from flopping.data.images import ImageDataset
 from flopping.data.loader import create_data_source, create_evaluation_loader
@@ -28,8 +28,10 @@ from flopping.errors import (
     UsageError,
     as_usage_error,
     pluralize,
+    shorten,
 )
 from flopping.files import remedy
+from flopping.models.weights import fit_weights
 from flopping.training.checkpoint import CONFIG, Checkpoint, CheckpointManager
 from flopping.training.distributed import StopSignals, World
 from flopping.training.evaluate import Accuracy, UnreadableImages, accuracy, pad_after_read_error, stop_on_all_ranks
@@ -39,7 +41,6 @@ from flopping.training.networks import (
     build,
     create_config,
     ignores_mirroring,
-    load_pretrained,
     normalisation,
     read_initial_weights,
 )
@@ -77,18 +78,11 @@ class Trainer:
         self.model, self.dtype = model, self.learner.dtype
         self.flip = 0.0 if ignores_mirroring(model) else recipe.flip
         self.normal = normalisation(recipe, model)
-        augmentation = Augmentation(
-            img_size=recipe.img_size,
-            crop_scale=recipe.crop_scale,
-            flip=self.flip,
-            color_jitter=recipe.color_jitter,
-            policy=recipe.augment,
-            interpolation=recipe.interpolation,
-            erase=recipe.erase,
-        )
-        preparation = self._preparation(create_training_transform(augmentation, self.normal))
+        fields = ("img_size", "crop_scale", "color_jitter", "augment", "interpolation", "erase")
+        chosen = {name: getattr(recipe, name) for name in fields}
+        preparation = self._preparation(create_training_transform(self.normal, flip=self.flip, **chosen))
         self.source = create_data_source(train, preparation, self.sampler, machine.workers)
-        self.config = create_config(model, recipe, self.normal, train.classes)
+        self.config = create_config(model, job.model, recipe, self.normal, train.classes)
         self.manager = CheckpointManager(folder)
         self.progress = Progress()
         self.unreadable = UnreadableImages(train, test, world, machine.unreadable_share)
@@ -109,7 +103,10 @@ class Trainer:
         if shard:
             source = build(job.recipe, job.model, classes) if self.world.is_main else None
         if source is not None and job.init is not None:
-            load_pretrained(source, read_initial_weights(Path(job.init)), repr(job.init), new_head=job.new_head)
+            with as_usage_error(ValueError, context=f"--init {job.init}"):
+                notes = fit_weights(source, read_initial_weights(job.init), new_head=job.new_head)
+            if notes and self.world.is_main:
+                self.console.print(f"--init {job.init}: {shorten(notes, 3)}", highlight=False, markup=False)
         assert model is not None
         return model, source
 
@@ -195,7 +192,7 @@ class Trainer:
                 "step",
                 epoch=progress.step / self.order.steps,
                 loss=progress.loss_sum / progress.losses,
-                lr=float(self.learner.optimizer.param_groups[0]["lr"]),
+                lr=max(float(group["lr"]) for group in self.learner.optimizer.param_groups),
                 images_per_s=window.images / window.seconds if window.seconds else None,
                 waiting=window.waiting / window.seconds if window.seconds else None,
             )
@@ -279,17 +276,21 @@ class Trainer:
             "images": len(self.train),
         }
         parts = chain([(CONFIG, self.config)], self.learner.gather(progress))
-        problem, path = None, self.folder
+        problem: Exception | None = None
+        path = self.folder
         if self.world.is_main:
             try:
                 path = self.manager.save(self.progress.step, score, parts)
-            except OSError as error:
-                problem = f"{error.strerror}. {self._name_last_checkpoint()}{remedy(error)}, then go on with --resume"
+            except Exception as error:
+                problem = error
         else:
             deque(parts, maxlen=0)  # takes part in gathering
-        problem = self.world.first_problem(problem)
-        if problem is not None:
-            raise RunStoppedError(problem)
+        with self.world.raise_on_all_ranks():
+            if isinstance(problem, OSError):
+                then = f"{self._name_last_checkpoint()}{remedy(problem)}, then go on with --resume"
+                raise RunStoppedError(f"{problem.strerror}. {then}") from problem
+            if problem is not None:
+                raise problem
         self.saved_at = monotonic()
         return path
 

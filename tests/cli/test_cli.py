@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -27,6 +28,7 @@ from flopping.errors import UsageError
 from flopping.training.distributed import SharedUsageError
 from flopping.training.trainer import Trainer
 from flopping_cli import app
+from flopping_cli.common import PANELS
 
 WITHOUT_JSON = {"demo": "a story for people; `eval --json` and `count --json` give its numbers"}
 """Commands that have no --json, and why."""
@@ -149,6 +151,38 @@ def test_help(name: str) -> None:
     assert ESCAPE not in text
 
 
+def test_help_begins_with_what_people_do_first() -> None:
+    """Every command stands in a panel; a new one has to be given its place."""
+    text = helped()[""][1]
+    assert set(sum(PANELS.values(), ())) == {name.split()[0] for name in COMMANDS}
+    listed = re.findall(rf"^\W ({'|'.join(sum(PANELS.values(), ()))}) |\W ({'|'.join(PANELS)}) \W", text, re.MULTILINE)
+    words = [word for panel, names in PANELS.items() for word in (panel, *names)]
+    assert [command or panel for command, panel in listed] == words
+
+
+def test_ctrl_c_during_the_imports_has_no_traceback() -> None:
+    script = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+import flopping_cli
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--depth -1", "--tol nan", "--tol inf", "--tol -1", "--img-size 100000000", "--img-size 10000000000"]
+)
+def test_numbers_that_verify_refuses(wrong: str) -> None:
+    code, out, err = run("verify", "convnext_flop_test", *wrong.split())
+    assert (code, out) == (2, "")
+    assert wrong.split()[0] in err
+
+
 @commands
 def test_wrong_use(name: str) -> None:
     """It is refused with exit code 2, on standard error."""
@@ -210,7 +244,7 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
     code, out, err = run(*words, "-q")
     assert code == 0, err
     assert re.fullmatch(
-        rf"{model} \({folder}\) on 5 test images:\n  top-1 [\d.]+ %, top-5 100.00 %\n"
+        rf"{model} \({folder}\) on 5 test images:\n  top-1 [\d.]+ %\n"
         r"  mirrored: top-1 [\d.]+ %; 0 images get another class\n",
         out,
     )

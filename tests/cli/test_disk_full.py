@@ -12,7 +12,7 @@ from support.measurements import ordinary
 from support.training_runs import Launcher
 
 from flopping.files import WriteError
-from flopping.lab.show import output
+from flopping.lab import show_figure
 from flopping_cli.bench import RecordFile
 
 SMALL = "convnext_flop_iso_test"
@@ -68,8 +68,9 @@ def test_a_page_that_finds_no_room_beside_its_picture(tmp_path: Path, monkeypatc
     made = [tmp_path / name for name in ("a.png", "a.html")]
     for path in made:
         path.write_text("older")
-    monkeypatch.setattr(output, "render_png", lambda view: b"picture")
-    monkeypatch.setattr(output, "render_page", lambda view, image: "page")
+    monkeypatch.setattr(show_figure, "draw", lambda view: None)
+    monkeypatch.setattr(show_figure, "render", lambda figure, form: b"picture")
+    monkeypatch.setattr(show_figure, "render_page", lambda view, image: b"page")
     write = Path.write_bytes
 
     def full(path: Path, content: bytes) -> int:
@@ -79,7 +80,7 @@ def test_a_page_that_finds_no_room_beside_its_picture(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(WriteError, match=r"a\.html' was not written: No space left on device"):
-        output.write_files(None, "photo", made)  # type: ignore[arg-type]
+        show_figure.write_files(None, "photo", made)  # type: ignore[arg-type]
     assert [path.read_text() for path in made] == ["older", "older"]
 
 

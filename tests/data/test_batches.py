@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from timm.data import create_transform
 from torch import Tensor
 
 from flopping.data.augment import (
-    Augmentation,
     Normalisation,
     Preparation,
     Transform,
@@ -33,12 +32,12 @@ from flopping.errors import UnreadableDataError
 
 CPU = torch.device("cpu")
 NORMAL = Normalisation((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
-FLIPS = Augmentation(16, crop_scale=0.08, flip=0.5, color_jitter=None, policy=None, interpolation="bicubic", erase=0.0)
-AUGMENTATIONS = {
+FLIPS: dict[str, Any] = {"img_size": 16, "crop_scale": 0.08, "flip": 0.5, "interpolation": "bicubic"}
+AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "crops and flips": FLIPS,
-    "3-Augment": replace(FLIPS, policy="3a", color_jitter=0.3),
-    "RandAugment": replace(FLIPS, policy="rand-m9-mstd0.5-inc1"),
-    "erasing": replace(FLIPS, policy="rand-m9-mstd0.5-inc1", erase=0.9, flip=0.0),
+    "3-Augment": {**FLIPS, "augment": "3a", "color_jitter": 0.3},
+    "RandAugment": {**FLIPS, "augment": "rand-m9-mstd0.5-inc1"},
+    "erasing": {**FLIPS, "augment": "rand-m9-mstd0.5-inc1", "erase": 0.9, "flip": 0.0},
 }
 
 
@@ -53,7 +52,7 @@ def prepare(transform: Transform, normal: Normalisation = NORMAL, dtype: torch.d
 
 
 PLAIN = prepare(create_eval_transform(12, 1.0, "nearest"))
-AUGMENTED = prepare(create_training_transform(AUGMENTATIONS["3-Augment"], NORMAL))
+AUGMENTED = prepare(create_training_transform(NORMAL, **AUGMENTATIONS["3-Augment"]))
 
 
 def join(batches: Iterable[Batch]) -> tuple[Tensor, Tensor, list[int]]:
@@ -76,16 +75,16 @@ def test_training_images_are_those_of_timm(name: str) -> None:
         is_training=True,
         scale=(0.08, 1.0),
         ratio=(3 / 4, 4 / 3),
-        hflip=chosen.flip,
-        color_jitter=chosen.color_jitter,
-        auto_augment=chosen.policy,
+        hflip=chosen["flip"],
+        color_jitter=chosen.get("color_jitter"),
+        auto_augment=chosen.get("augment"),
         interpolation="bicubic",
         mean=NORMAL.mean,
         std=NORMAL.std,
-        re_prob=chosen.erase,
+        re_prob=chosen.get("erase", 0.0),
         re_mode="pixel",
     )
-    ours = prepare(create_training_transform(chosen, NORMAL))
+    ours = prepare(create_training_transform(NORMAL, **chosen))
     images, labels, _ = join(create_data_source(dataset, ours, sampler, 0).start(0, 0))
     expected = []
     for index, seed in (key for keys in sampler for key in keys):

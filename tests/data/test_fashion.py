@@ -75,13 +75,13 @@ def test_missing_files(tmp_path: Path, small: tuple) -> None:
     [
         (1, idx(20, content=bytes(19) + b"\x0a"), "label 10"),
         (1, idx(19), "19 labels"),
-        (0, idx(20, 2, 2), "20 x 2 x 2"),
+        (0, idx(20, 2, 2), "[20, 2, 2]"),
         (0, idx(20, *IMAGE, kind=13), "00 00 0d 03"),
         (1, b"a text", "61 20 74 65"),
-        (1, idx(20)[:6], "ends within"),
+        (1, idx(20)[:6], "00 00 08 01 00 00"),
         (1, idx(20)[:-1], "announces 20 bytes and holds 19"),
         (1, gzip.compress(idx(20), mtime=0)[:-5] + bytes(5), "CRC"),
-        (0, idx(2**32 - 1, *IMAGE, content=b"a"), "4294967295 x 28 x 28"),
+        (0, idx(2**32 - 1, *IMAGE, content=b"a"), "[4294967295, 28, 28]"),
     ],
 )
 def test_corrupted_files_are_named(tmp_path: Path, small: tuple, file: int, content: bytes, value: str) -> None:

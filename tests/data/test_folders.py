@@ -1,5 +1,6 @@
 """Images in folders: what a class is, which files count, and what is refused."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,17 @@ def test_links_are_followed_and_no_file_comes_twice(tmp_path: Path) -> None:
     (train / "dog" / "again").symlink_to(tmp_path / "elsewhere" / "dogs")
     expected = {"cat": ["0.png", "1.png"], "dog": ["0.png", "1.png", "linked.png"]}
     assert {name: sorted(found) for name, found in names_by_class(opened(tmp_path / "data")).items()} == expected
+
+
+def test_pipes_and_devices_are_left_out(tmp_path: Path) -> None:
+    """Reading one would wait without end."""
+    root = image_folder(tmp_path, {"train": CLASSES}) / "train"
+    os.mkfifo(root / "cat" / "pipe.png")
+    (root / "cat" / "zero.png").symlink_to("/dev/zero")
+    (root / "dog" / "nowhere.png").symlink_to(root / "gone.png")
+    dataset = opened(tmp_path)
+    names = [Path(path).name for path in dataset.paths]
+    assert names == ["0.png", "1.png", "0.png", "1.png", "2.png", "nowhere.png"]
 
 
 def class_of_notes(root: Path) -> None:

@@ -15,7 +15,6 @@ from support.image_files import encode, make_image, web_dataset, write_shard
 from support.training_runs import EVERYTHING, FAMILIES, Launcher, command, events, recipe_file
 
 from flopping.data.augment import (
-    Augmentation,
     Normalisation,
     Preparation,
     create_eval_transform,
@@ -32,11 +31,11 @@ from flopping.training.checkpoint import AVERAGE, WEIGHTS
 
 CPU = torch.device("cpu")
 NORMAL = Normalisation((0.5,) * 3, (0.25,) * 3)
-AUGMENTATION = Augmentation(
-    12, crop_scale=0.08, flip=0.5, color_jitter=0.3, policy="3a", interpolation="bicubic", erase=0.0
-)
+AUGMENTATION = {"img_size": 12, "crop_scale": 0.08, "flip": 0.5, "color_jitter": 0.3, "augment": "3a"}
 PLAIN = Preparation(create_eval_transform(12, 1.0, "nearest"), 3, NORMAL, CPU, torch.float32)
-AUGMENTED = Preparation(create_training_transform(AUGMENTATION, NORMAL), 3, NORMAL, CPU, torch.float32)
+AUGMENTED = Preparation(
+    create_training_transform(NORMAL, interpolation="bicubic", **AUGMENTATION), 3, NORMAL, CPU, torch.float32
+)
 LENGTHS = (5, 6, 7, 6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,15 +14,15 @@ import onnxruntime
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_model
 from support.saved_networks import LABELS, TINY, list_files, save_network
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from flopping.checkpoints.weight_files import write_weights
 from flopping.deploy import FORMATS, CheckFailedError, Exported, ExportError, export, onnx_file, open_classifier
 from flopping.deploy.exporter import TOLERANCE, check, make_images
 from flopping.deploy.formats import describe
+from flopping.errors import UsageError
 from flopping.models import VisionTransformer
 from flopping.models.zoo import ZOO
 from flopping.testing import randomize_, relative_error
@@ -67,11 +68,6 @@ class Exports:
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     return Exports(tmp_path_factory.mktemp("exports"))
-
-
-@pytest.fixture
-def small() -> VisionTransformer:
-    return VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=3).eval()
 
 
 def reload(form: str, path: Path) -> Callable[[Tensor], Tensor]:
@@ -192,10 +188,10 @@ def test_a_graph_that_sees_the_mirror_is_noticed() -> None:
         check(model, model, [make_images(model, (3, 32, 32), 2)])
 
 
-@pytest.mark.parametrize("broken", [float("nan")])
-def test_logits_that_are_not_finite_are_noticed(broken: float, small: VisionTransformer) -> None:
+def test_logits_that_are_not_finite_are_noticed(exports: Exports) -> None:
+    _, model = exports.network("E(ViT)")
     with pytest.raises(CheckFailedError, match="by inf of"):
-        check(lambda images: small(images) + broken, small, [make_images(small, (3, 32, 32), 1)])
+        check(lambda images: model(images) + float("nan"), model, [make_images(model, (3, 64, 64), 1)])
 
 
 # whole or not at all
@@ -224,7 +220,7 @@ def test_a_wrong_export_leaves_what_was_there(
     trace = onnx_file.trace
     monkeypatch.setattr(onnx_file, "trace", lambda _, *others: trace(wrong, *others))
     monkeypatch.setattr(
-        "flopping.deploy.formats.write_weights", lambda _, path: write_weights(wrong.state_dict(), path)
+        "flopping.checkpoints.weight_files.save_file", lambda _, path, metadata: save_model(wrong, path, metadata)
     )
     before = list_files(tmp_path)
     result = CliRunner().invoke(app, ["export", str(exports.network("ResMLP")[0]), "-o", str(target), "--force"])
@@ -281,3 +277,84 @@ class Moody(torch.nn.Module):
     with pytest.raises(ExportError, match="Moody can't be written as pt2"):
         export(f"{tmp_path}/mine.py:Moody", tmp_path / "a.pt2")
     assert list_files(tmp_path).keys() == {"mine.py"}
+
+
+# what is refused
+
+
+def refuse(*arguments: str | Path) -> str:
+    """The message of an export that is refused."""
+    result = CliRunner().invoke(app, ["export", *map(str, arguments)], env={"COLUMNS": "400"})
+    assert result.exit_code == 2, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.fixture
+def _idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*arguments: object, **options: object) -> None:
+        raise AssertionError("a network was opened before the request was refused")
+
+    monkeypatch.setattr("flopping.deploy.exporter.open_classifier", opened)
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "word"),
+    [
+        ("a.tflite", [], "a.tflite'"),
+        ("a.pt2", ["--opset", "20"], "--opset 20 is for .onnx"),
+        ("a/", ["--batch", "4"], "--batch 4 is for .pt2 or .onnx"),
+        ("a.onnx", ["--opset", "7"], "got 7"),
+        ("a.onnx", ["--batch", "0"], "--batch"),
+        ("missing/a.onnx", [], "missing'"),
+        ("old.onnx", [], "old.onnx' exists"),
+        (".onnx", [], "name.onnx"),
+        ("..", ["--force"], "..'"),
+        ("notes", ["--force"], "diary.txt"),
+    ],
+)
+@pytest.mark.usefixtures("_idle")
+def test_outputs_that_are_refused(output: str, options: list[str], word: str, tmp_path: Path) -> None:
+    """Before the work begins, and what is there survives."""
+    for name in ("old.onnx", "notes/config.json", "notes/diary.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("older")
+    before = list_files(tmp_path)
+    assert word in refuse("E(ViT-S)", "-o", f"{tmp_path}/{output}", *options)
+    assert list_files(tmp_path) == before
+
+
+@pytest.mark.usefixtures("_idle")
+def test_a_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("flopping.deploy.formats.find_spec", lambda name: None if name == "onnxscript" else find(name))
+    assert "onnxscript: pip install 'flopping[onnx]'" in refuse("E(ViT-S)", "-o", tmp_path / "a.onnx")
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "options", "word"),
+    [
+        ("E(ViT-X)", "a.onnx", {}, "E(ViT-S)"),
+        ("checkpoint", "a.onnx", {"img_size": 32}, "--img-size 32"),
+        (TINY, "a.onnx", {"average": True}, "--average"),
+        ("mine.py:Mine", "a", {}, "timm"),
+    ],
+)
+def test_networks_that_are_refused(
+    target: str, output: str, options: dict[str, object], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "import torch\nclass Mine(torch.nn.Module):\n    def forward(self, x):\n        return x.mean((2, 3))\n"
+    Path("mine.py").write_text(code)
+    save_network(Path("checkpoint"), "resmlp_test_64", LABELS, depth=1)
+    before = list_files(tmp_path)
+    with pytest.raises(UsageError) as error:
+        export(target, tmp_path / output, **options)  # type: ignore[arg-type]
+    assert word in str(error.value)
+    assert list_files(tmp_path) == before
+
+
+def test_weights_that_are_too_large_for_the_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flopping.deploy.onnx_file.LARGEST", 1000)
+    monkeypatch.setattr("flopping.deploy.onnx_file.trace", lambda *_: pytest.fail("the work began"))
+    with pytest.raises(UsageError, match="2 GB"):
+        export(TINY, tmp_path / "a.onnx")

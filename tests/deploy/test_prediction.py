@@ -142,7 +142,7 @@ def test_no_more_is_read_than_needed(photos: Path, network: Classifier) -> None:
 @pytest.mark.parametrize("name", ["top", "batch", "max_pixels"])
 def test_numbers_below_one(name: str, network: Classifier) -> None:
     with pytest.raises(ValueError, match=f"{name} is at least 1, got 0"):
-        predict(network, [], **{name: 0})
+        list(predict(network, [], **{name: 0}))
 
 
 @pytest.mark.parametrize("name", [EQUIVARIANT, ORDINARY])
@@ -301,5 +301,5 @@ def test_a_reader_that_has_enough(photos: Path, ordinary: Path, tmp_path: Path, 
     process = launcher.start(tmp_path, "predict", str(ordinary), str(copies), *options)
     with open(tmp_path / "out.txt", encoding="utf-8") as out:
         assert out.readline() == ",".join(COLUMNS) + "\n"
-    assert int(process.launcher.answer()) == 1
+    assert process.wait_for_code() == 1
     assert process.err.read_text() == ""

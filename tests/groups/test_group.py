@@ -28,9 +28,9 @@ from torch import Tensor
 from flopping import Layout, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
 from flopping import nn as fnn
 from flopping.errors import UsageError
-from flopping.groups import GRID_NAMES, Group, Irrep, grid_groups
+from flopping.groups import GRID_NAMES, Group, Irrep, Symmetry, grid_groups
 from flopping.groups.characters import SchurType, regular
-from flopping.groups.representations import intertwiners, real_irreps
+from flopping.groups.representations import real_irreps
 from flopping.groups.sums import combine
 from flopping.testing import assert_equivariant, randomize_
 
@@ -137,16 +137,14 @@ def test_products_of_signs() -> None:
     assert all(flipflop.irrep_product(i, j) == i ^ j for i, j in itertools.product(range(4), repeat=2))
     assert octic.irrep_product(1, 2) == 3
     assert flop.irreps[1].signs == (1, -1)
-    for call in (lambda: rot90.irreps[2].signs, lambda: rot90.irrep_product(0, 2)):
-        with pytest.raises(ValueError, match=r"1-dimensional irreps, got Irrep\('E', dim=2, type=complex\)"):
-            call()
+    flipflop.require_signs("TokenMix")
 
 
 @pytest.mark.parametrize(("large", "small"), list(itertools.product(GROUPS, repeat=2)), ids=str)
 def test_restriction_to_every_subgroup(large: Group, small: Group) -> None:
     missing = ", ".join(name for name in small.elements if name not in large.elements)
     if missing:
-        with pytest.raises(ValueError, match=f"^{small} is not a subgroup of {large}: {large} has no {missing}$"):
+        with pytest.raises(ValueError, match=f"^{small} is not a subgroup of {large}: .* {missing}$"):
             large.restriction(small)
         return
     embedding = large.embedding(small)
@@ -184,24 +182,6 @@ def test_layers_on_channels_take_any_group(name: str, layer: str, extra: int) ->
         near((layout * 2).merge(module(x)), module.to_dense()(layout.merge(x)))
 
 
-@each_abstract
-def test_a_linear_layer_holds_all_intertwiners(name: str) -> None:
-    group = abstract(name)
-    source, target = Layout.regular(group, group.order), Layout.regular(group, group.order + 1, extra=1)
-    layer = fnn.Linear(source, target, bias=False).double()
-    parameters = torch.nn.utils.parameters_to_vector(layer.parameters())
-    maps = []
-    for unit in eye(len(parameters)):
-        torch.nn.utils.vector_to_parameters(unit, layer.parameters())
-        maps.append(layer.to_dense().weight.detach().flatten())
-    rho_in, rho_out = (torch.stack([x.matrix(g) for g in range(group.order)]) for x in (source, target))
-    basis = intertwiners(rho_in, rho_out, table_of(group)).flatten(1)
-    assert len(maps) == len(basis) == group.order + 1
-    found = torch.stack(maps)
-    near(found @ basis.T @ basis, found)
-    assert int(torch.linalg.matrix_rank(found)) == len(basis)
-
-
 def test_irreps_may_come_in_any_basis() -> None:
     """The Fourier matrix is orthonormal also where an irrep of complex type is turned by an orthogonal matrix."""
     abelian = abstract("C3")
@@ -211,21 +191,6 @@ def test_irreps_may_come_in_any_basis() -> None:
     near(other.fourier @ other.fourier.T, eye(3))
     layout = Layout.regular(other, 6)
     assert_equivariant(fnn.Activation(layout, torch.tanh), layout.random(4, dtype=torch.float64))
-
-
-def test_layers_refuse_groups_they_cannot_use() -> None:
-    group = abstract("Q8")
-    got = rf"needs a group that acts on the pixel grid \({GRID_NAMES}\), got Q8$"
-    with pytest.raises(ValueError, match=f"^PatchEmbed {got}"):
-        fnn.PatchEmbed(Layout.regular(group, group.order), img_size=8, patch_size=4)
-    with pytest.raises(ValueError, match=f"^acting on an image {got}"):
-        group.act(1, torch.ones(2, 2))
-    with pytest.raises(ValueError, match=f"^finding a subgroup {got}"):
-        group.embedding(trivial)
-    for larger, irrep in ((octic, "E"), (group, "irrep4")):
-        with pytest.raises(ValueError, match=f"^TokenMix .*, got {larger} with {irrep}$"):
-            larger.require_signs("TokenMix")
-    flipflop.require_signs("TokenMix")
 
 
 # --- values ----------------------------------------------------------------------------------------
@@ -279,66 +244,72 @@ def test_package_can_be_imported_under_another_default_device() -> None:
     assert done.stdout.strip() == "cpu"
 
 
-# --- what is no group ------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------
 
 EVEN, ODD = flop.irreps
+Q8 = abstract("Q8")
+LOOP = ((0, 1, 2, 3, 4), (1, 0, 3, 4, 2), (2, 4, 0, 1, 3), (3, 2, 4, 0, 1), (4, 3, 1, 2, 0))  # not associative
+
+
+def irrep(matrices: Tensor) -> Irrep:
+    return Irrep("bad", tuple(tuple(map(tuple, matrix.tolist())) for matrix in matrices))
 
 
 def signs(name: str, text: str) -> Irrep:
     return Irrep(name, tuple(((float(f"{sign}1"),),) for sign in text))
 
 
-@pytest.mark.parametrize(
-    ("matrices", "message"),
-    [
-        (torch.stack([eye(2), numbers([[1, 0], [0, -1]])]), "not irreducible: .* dimension 2"),
-        (2 * eye(1).expand(2, 1, 1), "not irreducible"),
-        (numbers([[1], [2]]) * octic.irreps[-1].tensor / numbers([1, 2]), r"orthogonal, got \|R R\^T - 1\| up to 3"),
-    ],
-)
-def test_matrices_that_are_no_irrep_are_refused(matrices: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Irrep("bad", tuple(tuple(map(tuple, matrix.tolist())) for matrix in matrices))
+def with_irreps(*irreps: Irrep) -> Group:
+    return Group("bad", flop.elements, flop.table, irreps)
 
 
-@pytest.mark.parametrize(
-    ("irreps", "message"),
-    [
-        ((ODD, EVEN), r"the trivial one, got Irrep\('odd', dim=1, type=real\)"),
-        ((EVEN,), "fill 1 of the 2 dimensions"),
-        ((EVEN, ODD, signs("again", "+-")), "fill 3 of the 2 dimensions"),
-        ((EVEN, signs("again", "++")), r"Irrep\('again', .*\)\] are equivalent"),
-        ((EVEN, signs("even", "+-")), r"names of their own, got \['even', 'even'\]"),
-        ((), r"names of their own, got \[\]"),
-        ((EVEN, rot90.irreps[1]), r"Irrep\('B', dim=1, type=real\) has 4 matrices for 2 elements"),
-        ((EVEN, signs("minus", "--")), r"Irrep\('minus', .*multiplication, by 2\.0e\+00"),
-    ],
-)
-def test_irreps_that_do_not_fit_the_table_are_refused(irreps: tuple[Irrep, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^group bad: .*{message}"):
-        Group("bad", flop.elements, flop.table, irreps)
+def with_table(*table: tuple[int, ...]) -> Group:
+    return Group("bad", flop.elements, table, flop.irreps)
 
 
-@pytest.mark.parametrize("table", [((0, 1), (0, 1)), ((0, 1), (1, 1)), ((1, 0), (0, 1)), ((0, 1),)], ids=str)
-def test_a_table_that_is_no_group_is_refused(table: tuple[tuple[int, ...], ...]) -> None:
-    with pytest.raises(ValueError, match="group bad: not a multiplication table with the identity first"):
-        Group("bad", flop.elements, table, flop.irreps)
+def with_symmetries(*symmetries: Symmetry) -> Group:
+    return Group("bad", flop.elements, flop.table, flop.irreps, symmetries)
 
 
-def test_a_table_that_is_not_associative_has_no_irreps_to_fill_it() -> None:
-    loop = ((0, 1, 2, 3, 4), (1, 0, 3, 4, 2), (2, 4, 0, 1, 3), (3, 2, 4, 0, 1), (4, 3, 1, 2, 0))
-    with pytest.raises(ValueError, match="fill 1 of the 5 dimensions"):
-        Group("loop", ("identity", "a", "b", "c", "d"), loop, (signs("even", "+++++"),))
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: rot90.irreps[2].signs, r"'E', dim=2, type=complex"),
+    (lambda: rot90.irrep_product(0, 2), r"'E', dim=2, type=complex"),
+    (lambda: irrep(torch.stack([eye(2), numbers([[1, 0], [0, -1]])])), "not irreducible: .* dimension 2"),
+    (lambda: irrep(2 * eye(1).expand(2, 1, 1)), "not irreducible"),
+    (lambda: irrep(numbers([[1], [2]]) * octic.irreps[-1].tensor / numbers([1, 2])), r"orthogonal, got .* up to 3"),
+    (lambda: with_irreps(ODD, EVEN), r"trivial one, got Irrep\('odd'"),
+    (lambda: with_irreps(EVEN), "1 of the 2 dimensions"),
+    (lambda: with_irreps(EVEN, ODD, signs("again", "+-")), "3 of the 2 dimensions"),
+    (lambda: with_irreps(EVEN, signs("again", "++")), r"Irrep\('again', .*\)\] are equivalent"),
+    (lambda: with_irreps(EVEN, signs("even", "+-")), r"got \['even', 'even'\]"),
+    (lambda: with_irreps(), r"got \[\]"),
+    (lambda: with_irreps(EVEN, rot90.irreps[1]), r"'B', .* 4 matrices for 2 elements"),
+    (lambda: with_irreps(EVEN, signs("minus", "--")), r"'minus', .* by 2\.0e\+00"),
+    (lambda: with_table((0, 1), (0, 1)), "group bad: not a multiplication table"),
+    (lambda: with_table((0, 1), (1, 1)), "group bad: not a multiplication table"),
+    (lambda: with_table((1, 0), (0, 1)), "identity first"),
+    (lambda: with_table((0, 1)), "group bad: not a multiplication table"),
+    (lambda: Group("loop", tuple("1abcd"), LOOP, (signs("even", "+++++"),)), "1 of the 5 dimensions"),
+    (lambda: with_symmetries(*flop.symmetries[::-1]), "symmetries of identity and identity"),
+    (lambda: with_symmetries(*flop.symmetries, flop.symmetries[0]), "3 symmetries for 2 elements"),
+    (lambda: get_group("Flop"), f"'Flop'; .* {GRID_NAMES}$"),
+    (
+        lambda: fnn.PatchEmbed(Layout.regular(Q8, 8), img_size=8, patch_size=4),
+        rf"^PatchEmbed .*{GRID_NAMES}\), got Q8$",
+    ),
+    (lambda: Q8.act(1, torch.ones(2, 2)), "got Q8$"),
+    (lambda: Q8.embedding(trivial), "got Q8$"),
+    (lambda: octic.require_signs("TokenMix"), "^TokenMix .*, got octic with E$"),
+    (lambda: Q8.require_signs("TokenMix"), "^TokenMix .*, got Q8 with irrep4$"),
+]
 
 
-def test_symmetries_must_follow_the_table() -> None:
-    with pytest.raises(ValueError, match="the symmetries of identity and identity do not multiply as the table says"):
-        Group("bad", flop.elements, flop.table, flop.irreps, flop.symmetries[::-1])
-    with pytest.raises(ValueError, match="3 symmetries for 2 elements"):
-        Group("bad", flop.elements, flop.table, flop.irreps, (*flop.symmetries, flop.symmetries[0]))
+@pytest.mark.parametrize(("call", "got"), REFUSED)
+def test_refused(call: Callable[[], object], got: str) -> None:
+    with pytest.raises(ValueError, match=got):
+        call()
 
 
-@pytest.mark.parametrize("call", [get_group, lambda name: Layout.regular(name, 8)])
-def test_an_unknown_name_lists_the_possible_ones(call: Callable[[str], object]) -> None:
-    with pytest.raises(UsageError, match=f"^unknown group 'Flop'; .* {GRID_NAMES}$"):
-        call("Flop")
+def test_an_unknown_name_is_an_error_of_the_user() -> None:
+    with pytest.raises(UsageError, match="'Flop'"):
+        Layout.regular("Flop", 8)

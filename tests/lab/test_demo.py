@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
-from support.training_runs import Launcher
+from support.training_runs import Launcher, call
 
 from flopping.errors import UsageError
 from flopping.lab.demo import demo
@@ -70,6 +70,14 @@ def test_stopped_it_names_itself_as_what_goes_on(tmp_path: Path, launcher: Launc
     ended = launcher.run(tmp_path, "demo", "-o", str(tmp_path / "demo"), strikes=[asked])
     assert ended.code == 3, ended.err
     assert "stopped before the first step: there is nothing to save. The same command goes on" in ended.err
+
+
+def test_an_empty_name_of_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = call("demo", "-o", "")
+    assert (ended.code, ended.out) == (2, "")
+    assert "-o ''" in ended.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_it_is_refused_leaves_the_number_of_threads(tmp_path: Path) -> None:

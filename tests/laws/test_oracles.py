@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from support.finite_groups import ABSTRACT, abstract
 from support.oracles import GROUPS, assert_same, dense_linear, layouts, regular_basis, spread
 from torch import Tensor
 
@@ -29,7 +30,7 @@ def test_linear(group: Group, shares: int) -> None:
     torch.testing.assert_close(dense.bias, bias)
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=str)
+@pytest.mark.parametrize("group", [*GROUPS, *map(abstract, ABSTRACT)], ids=str)
 def test_linear_is_complete(group: Group) -> None:
     """Every equivariant linear map is one of ours: a dense map, averaged over the group, is represented exactly."""
     first, second = layouts(group)

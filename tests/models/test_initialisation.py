@@ -9,8 +9,9 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from flopping import nn as fnn
 from flopping.models import ZOO, Backbone, ConvNeXt, ResMlp, VisionTransformer
 
 WITHIN = 0.25
@@ -53,14 +54,27 @@ def test_features_start_like_the_baselines(family: str, kind: str, handoffs: dic
     assert 1 - WITHIN < min(ratios) <= max(ratios) < 1 + WITHIN
 
 
-def test_weights_of_equal_size_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of the reference code, the same deviation whatever the width, fails the check above."""
-    monkeypatch.setattr("flopping.models.initialise.sqrt", lambda _: 1.0)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_papers_initialisation(family: str) -> None:
+    """The same deviation whatever the width of a block. With it features don't start like the baseline's."""
     torch.manual_seed(0)
-    x = images("noise")
-    build = FAMILIES["hierarchical"]
-    ratio = spread(build(group="flop"), x)[-1] / spread(build(group="trivial"), x)[-1]
-    assert ratio < 1 - WITHIN
+    handoffs = {3: "invariant"}
+    scaled, model = (FAMILIES[family](handoffs=handoffs, weight_init=w) for w in ("scaled", "reference"))
+    found = {
+        (name, i): block.weight.std().item()
+        for i, model in enumerate((scaled, model))
+        for name, block in model.named_modules()
+        if isinstance(block, nn.Linear) and not name.startswith(("patch_embed", "stem"))
+    }
+    names = {name for name, _ in found}
+    assert [found[name, 1] for name in names] == pytest.approx([0.02] * len(names), rel=0.1)
+    assert sum(found[name, 0] > 0.025 for name in names) > len(names) / 3
+    if family == "hierarchical":
+        x, build = images("noise"), FAMILIES[family]
+        ratio = spread(build(weight_init="reference"), x)[-1] / spread(build(group="trivial"), x)[-1]
+        assert ratio < 1 - WITHIN
+    for mix in (layer for layer in model.modules() if isinstance(layer, fnn.TokenMix)):
+        assert [weight.std().item() for weight in mix.weight.values()] == pytest.approx([0.02] * 2, rel=0.2)
 
 
 @pytest.mark.long  # the ordinary networks above start as timm's do
@@ -86,9 +100,9 @@ SMALL = [name for name in ZOO if "test" in name]
 
 
 @pytest.mark.parametrize("name", [*SMALL, "octic"])
-@pytest.mark.parametrize("fill", ["init_weights", "load_state_dict", "load_state_dict with assign"])
+@pytest.mark.parametrize("fill", ["init_weights", "load", "load with assign", "load with assign, without to_empty"])
 def test_built_without_memory(name: str, fill: str) -> None:
-    """On the meta device, then `to_empty`: parameters and constants become those of the constructor."""
+    """On the meta device: parameters and constants become those of the constructor."""
 
     def build() -> Backbone:
         other = {"group": "octic", "handoffs": {1: "flop", 2: "invariant"}} if name == "octic" else {}
@@ -100,16 +114,16 @@ def test_built_without_memory(name: str, fill: str) -> None:
     with torch.device("meta"):
         model = build()
     assert all(value.is_meta for value in (*model.parameters(), *model.buffers()))
-    model.to_empty(device="cpu")
-    for value in (*model.parameters(), *model.buffers()):
-        value.data.fill_(7)
+    if "without" not in fill:
+        model.to_empty(device="cpu")
+        for value in (*model.parameters(), *model.buffers()):
+            value.data.fill_(7)
     torch.manual_seed(3)
     if fill == "init_weights":
         model.init_weights()
         assert torch.equal(torch.get_rng_state(), state)
     else:
         model.load_state_dict(built.state_dict(), assign="assign" in fill)
-        model.init_non_persistent_buffers()
     ours, wanted = ({**m.state_dict(), **dict(m.named_buffers())} for m in (model, built))
     assert list(ours) == list(wanted)
     assert all(torch.equal(ours[key], wanted[key]) for key in wanted)

@@ -98,8 +98,11 @@ def test_handoffs_keep_logits_and_feed_every_parameter(family: str, handoffs: di
     model = randomize_(TINY[family](group=group, handoffs=handoffs))
     x = torch.randn(2, 3, 32, 32)
     assert_equivariant(model, x, group="flop")
-    model.train()(x).square().mean().backward()
-    idle = {name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()}
+    for mode in (True, False):
+        model.zero_grad()
+        model.train(mode)(x).square().mean().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters()), "what DistributedDataParallel needs"
+    idle = {name for name, parameter in model.named_parameters() if not parameter.grad.any()}
     # the classifier of an equivariant ConvNeXt, here as in the paper, reads none of the last odd channels
     assert all("blocks" in name and name.endswith(("mlp.fc2.odd.weight", "gamma.odd")) for name in idle)
     assert len(idle) == (2 if isinstance(model, ConvNeXt) and handoffs is None else 0)
@@ -135,6 +138,7 @@ REFUSED = {
     "rotation of tokens": (lambda: TINY["resmlp"](group="octic"), "octic"),
     "pool": (lambda: TINY["vit"](global_pool="mean"), "got 'mean'"),
     "no class token": (lambda: TINY["vit"](class_token=False), "needs a class token"),
+    "start": (lambda: TINY["resmlp"](weight_init="jax"), "got 'jax'"),
     "readout": (lambda: TINY["vit"](readout="odd"), "got 'odd'"),
     "classes": (lambda: TINY["vit"](num_classes=-1), "got -1"),
     "drop rate": (lambda: TINY["vit"](drop_rate=1.5), "got 1.5"),

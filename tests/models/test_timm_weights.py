@@ -13,19 +13,10 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import adapt_input_conv, save_for_hf
 from torch import nn
 
-from flopping.models import ConvNeXt, ResMlp, VisionTransformer
 from flopping.models.backbone import Backbone
 from flopping.models.weights import from_timm, timm_name
 from flopping.testing import randomize_, relative_error
 
-# timm's name: our network, made by hand
-TWINS = {
-    "deit3_small_patch16_224": lambda **args: VisionTransformer(
-        group="trivial", **{"img_size": 64, "embed_dim": 384, "num_heads": 6, **args}
-    ),
-    "resmlp_12_224": lambda **args: ResMlp(group="trivial", **{"img_size": 64, **args}),
-    "convnext_tiny": lambda **args: ConvNeXt(group="trivial", **args),
-}
 # our registered name: timm's, of the same sizes once the group is trivial
 REGISTERED = {
     "deit3_flop_small_patch16_224": "deit3_small_patch16_224",
@@ -46,16 +37,6 @@ def same(got: nn.Module, expected: nn.Module, size: int = 64) -> None:
         assert relative_error(got.eval()(x), expected(x)) < 1e-5
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_timms_weights_in_an_ordinary_network(name: str) -> None:
-    theirs, ours = timms(name), TWINS[name]()
-    weights = theirs.state_dict()
-    names = [timm_name(key, ours) for key in ours.state_dict()]
-    assert sorted(names) == sorted(weights)  # one to one
-    ours.load_state_dict(from_timm(weights, ours))
-    same(ours, theirs)
-
-
 def timm_file(path: Path, name: str) -> tuple[dict[str, Any], nn.Module]:
     """What makes timm load the weights of one of its networks, and the network."""
     model = deepcopy(timms(name))
@@ -66,13 +47,18 @@ def timm_file(path: Path, name: str) -> tuple[dict[str, Any], nn.Module]:
 def ordinary(name: str, **args: Any) -> Backbone:
     size = {} if name.startswith("convnext") else {"img_size": 64}
     act = {"act_layer": "gelu"} if name.startswith("resmlp") else {}
-    model: Backbone = timm.create_model(name, group="trivial", **{**size, **act, **args})
+    model: Backbone = timm.create_model(name, **{"group": "trivial", **size, **act, **args})
     return model
 
 
 @pytest.mark.parametrize("name", REGISTERED)
-def test_through_timm(name: str, tmp_path: Path) -> None:
+def test_timms_weights_in_an_ordinary_network(name: str, tmp_path: Path) -> None:
+    """Every parameter of timm's has one of ours; by hand, and through timm."""
     pretrained, theirs = timm_file(tmp_path, REGISTERED[name])
+    ours, weights = ordinary(name), theirs.state_dict()
+    assert sorted(timm_name(key, ours) for key in ours.state_dict()) == sorted(weights)
+    ours.load_state_dict(from_timm(weights, ours))
+    same(ours, theirs)
     same(ordinary(name, **pretrained), theirs)
 
 
@@ -134,37 +120,25 @@ def test_our_own_weights_at_another_size(name: str, tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "timm's weights in an equivariant network": (
-        lambda kw: timm.create_model("deit3_flop_small_patch16_224", img_size=64, **kw),
-        r"VisionTransformer: they lack .* keys \(blocks\.0\..*\) and have also .* keys \(blocks\.0\.",
-    ),
-    "another depth": (
-        lambda kw: ordinary("deit3_flop_small_patch16_224", depth=11, **kw),
-        r"have also 14 keys \(blocks\.11\.attn\.proj\.bias",
-    ),
+    r"lack .* keys \(blocks\.0\..*\) and have also .* keys \(blocks\.0\.": {"group": "flop"},
+    r"have also 14 keys \(blocks\.11\.attn\.proj\.bias": {"depth": 11},
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, tmp_path: Path) -> None:
-    call, message = REFUSED[name]
+@pytest.mark.parametrize("got", REFUSED)
+def test_weights_of_another_network_are_refused(got: str, tmp_path: Path) -> None:
     pretrained, _ = timm_file(tmp_path, "deit3_small_patch16_224")
-    with pytest.raises(ValueError, match=message):
-        call(pretrained)
+    with pytest.raises(ValueError, match=got):
+        ordinary("deit3_flop_small_patch16_224", **pretrained, **REFUSED[got])
 
 
-def test_weights_of_other_sizes_are_refused() -> None:
+def test_weights_of_other_sizes_are_refused(tmp_path: Path) -> None:
     weights = timms("resmlp_12_224").state_dict()
-    with pytest.raises(
-        ValueError, match=r"stem\.proj\.weight gives stem\.proj\.even\.weight \(384, 768\), not \(384, 256"
-    ):
-        from_timm(weights, TWINS["resmlp_12_224"](in_chans=1))
-    with pytest.raises(ValueError, match=r"they lack 1 key \(norm\.alpha\)"):
-        from_timm({key: value for key, value in weights.items() if key != "norm.alpha"}, TWINS["resmlp_12_224"]())
-
-
-def test_positions_of_a_grid_that_is_not_square(tmp_path: Path) -> None:
-    model = timm.create_model("deit3_flop_test_patch16_64", img_size=(32, 96))
-    save_for_hf(model, str(tmp_path), model_args={"img_size": (32, 96)}, safe_serialization=True)
+    with pytest.raises(ValueError, match=r"stem\.proj\.even\.weight \(384, 768\), not \(384, 256"):
+        from_timm(weights, ordinary("resmlp_flop_t12_224", in_chans=1))
+    del weights["norm.alpha"]
+    with pytest.raises(ValueError, match=r"lack 1 key \(norm\.alpha\)"):
+        from_timm(weights, ordinary("resmlp_flop_t12_224"))
+    where, _ = stored(tmp_path, "deit3_flop_test_patch16_64", {"img_size": (32, 96)})
     with pytest.raises(ValueError, match="belong to no square grid"):
-        timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=64)
+        timm.create_model(where, pretrained=True, img_size=64)

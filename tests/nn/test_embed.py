@@ -1,26 +1,13 @@
-"""Patches, positions of other grids, and the class token."""
+"""Positions of other grids, and the class token."""
 
 import pytest
 import torch
-from support.oracles import GROUPS, multiply_adds
+from support.oracles import GROUPS
 
-from flopping import Layout, flipflop, flop, octic, rot180
+from flopping import Layout, flop, octic
 from flopping import nn as fnn
 from flopping.groups import Group
 from flopping.testing import assert_equivariant, randomize_, relative_error
-
-
-@pytest.mark.parametrize(("group", "share"), [(flop, 2), (rot180, 2), (flipflop, 4)], ids=str)
-def test_folded_layers_cost_their_share(group: Group, share: int) -> None:
-    """Patch embedding, downsampling and token mixing: no more than any other linear layer."""
-    layout = Layout.regular(group, 32)
-    embed, image = fnn.PatchEmbed(layout, patch_size=4), torch.randn(2, 3, 8, 16)
-    assert multiply_adds(embed, image) * share == multiply_adds(embed.to_dense(), image)
-    down, maps = fnn.Downsample(layout, layout * 2), layout.random(2, 4, 8)
-    packed = layout.merge(maps).permute(0, 3, 1, 2)
-    assert multiply_adds(down, maps) * share == multiply_adds(down.to_dense(), packed)
-    mix, tokens = fnn.TokenMix(layout, (4, 8)), layout.random(2, 32)
-    assert multiply_adds(mix, tokens) * share == 2 * 32 * 32 * 32
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=str)

@@ -37,71 +37,37 @@ EQUAL = Layout.regular(flop, 8)
 UNEQUAL = Layout(flop, (3, 5))
 
 
-def tokens(n: int) -> tuple[torch.Tensor, ...]:
-    return EQUAL.random(2, n)
-
-
 REFUSED = {
-    "group changes": (lambda: fnn.Linear(EQUAL, Layout.regular(flip, 8)), r"Linear keeps the group.*flop.*flip"),
-    "bias without even": (lambda: fnn.Linear(Layout(flop, (0, 2)), EQUAL), r"bias needs even.*even=0, odd=2"),
-    "unequal activation": (lambda: fnn.Activation(UNEQUAL), r"equal shares.*even=3, odd=5"),
-    "heads": (lambda: fnn.Attention(EQUAL, num_heads=3), r"3 heads do not divide.*even=4, odd=4"),
-    "ratio": (lambda: fnn.TransformerBlock(EQUAL, 2, mlp_ratio=1.3), r"times 1.3 is not a whole number"),
-    "patch not square": (lambda: fnn.PatchEmbed(Layout.regular(rot90, 8), 8, (4, 2)), r"square grid, got \(4, 2\)"),
-    "image size": (lambda: fnn.PatchEmbed(EQUAL, 30, 16), r"\(30, 30\) is not a multiple.*\(16, 16\)"),
-    "even kernel": (lambda: fnn.DepthwiseConv2d(EQUAL, 4), r"odd kernel_size, got 4"),
-    "kernel of one": (lambda: fnn.DepthwiseConv2d(EQUAL, 1), r"kernel_size=1 is too small for filters even_to_odd"),
-    "factor": (lambda: fnn.Downsample(EQUAL, EQUAL, 0), r"at least 1, got 0"),
-    "dropout": (lambda: fnn.Dropout(EQUAL, 1.5), r"below 1, got 1.5"),
-    "pool": (lambda: fnn.InvariantHead(EQUAL, 5, pool="max"), r"'avg', 'token' or None, got 'max'"),
-    "prefix of token pooling": (
-        lambda: fnn.InvariantHead(EQUAL, 5, "token", num_prefix_tokens=1),
-        r"num_prefix_tokens.*got 1",
-    ),
-    "sequence": (
-        lambda: fnn.Sequential(fnn.LayerNorm(EQUAL), fnn.LayerNorm(UNEQUAL)),
-        r"layer 1 \(LayerNorm\) takes .*even=3, odd=5.* gets .*even=4, odd=4.* from layer 0",
-    ),
-    "width": (
-        lambda: fnn.Linear(EQUAL, EQUAL)(UNEQUAL.random(2)),
-        r"Linear: .*\(\.\.\., 4\), \(\.\.\., 4\), got \(2, 3\), \(2, 5\)",
-    ),
-    "image rank": (
-        lambda: fnn.PatchEmbed(EQUAL, 32)(torch.zeros(3, 32, 32)),
-        r"\(B, 3, H, W\), got shape \(3, 32, 32\)",
-    ),
-    "other image size": (lambda: fnn.PatchEmbed(EQUAL, 32)(torch.zeros(1, 3, 32, 48)), r"\(32, 32\), got \(32, 48\)"),
-    "no multiple": (lambda: fnn.PatchEmbed(EQUAL)(torch.zeros(1, 3, 32, 30)), r"\(32, 30\) is not a multiple"),
-    "positions": (lambda: fnn.PosEmbed(EQUAL, (2, 3))(tokens(7)), r"grid \(2, 3\) has 6 places, got 7 tokens"),
-    "map rank": (
-        lambda: fnn.DepthwiseConv2d(EQUAL, 3)(tokens(6)),
-        r"DepthwiseConv2d: .* needs parts \(B, H, W, 4\).* got \(2, 6, 4\)",
-    ),
-    "block on maps": (
-        lambda: fnn.TransformerBlock(EQUAL, 2)(EQUAL.random(1, 2, 3)),
-        r"TransformerBlock: .*\(B, N, 4\)",
-    ),
-    "head on rows": (
-        lambda: fnn.InvariantHead(EQUAL, 2)(EQUAL.random(5)),
-        r"pool='avg' takes tokens .*or maps.*got \(5, 4\)",
-    ),
-    "only prefix": (
-        lambda: fnn.InvariantHead(EQUAL, 2, num_prefix_tokens=4)(tokens(4)),
-        r"behind 4 prefix tokens, got 4",
-    ),
-    "map size": (lambda: fnn.Downsample(EQUAL, EQUAL)(EQUAL.random(1, 4, 5)), r"4 x 5 places is not a multiple of 2"),
+    r"flop.*flip": lambda: fnn.Linear(EQUAL, Layout.regular(flip, 8)),
+    r"Linear: .*got \(2, 3\), \(2, 5\)": lambda: fnn.Linear(EQUAL, EQUAL)(UNEQUAL.random(2)),
+    r"bias needs even.*even=0, odd=2": lambda: fnn.Linear(Layout(flop, (0, 2)), EQUAL),
+    r"equal shares.*even=3, odd=5": lambda: fnn.Activation(UNEQUAL),
+    r"3 heads do not divide.*even=4, odd=4": lambda: fnn.Attention(EQUAL, num_heads=3),
+    r"times 1.3 is not a whole number": lambda: fnn.TransformerBlock(EQUAL, 2, mlp_ratio=1.3),
+    r"TransformerBlock: .*\(B, N, 4\)": lambda: fnn.TransformerBlock(EQUAL, 2)(EQUAL.random(1, 2, 3)),
+    r"square grid, got \(4, 2\)": lambda: fnn.PatchEmbed(Layout.regular(rot90, 8), 8, (4, 2)),
+    r"\(30, 30\) is not a multiple.*\(16, 16\)": lambda: fnn.PatchEmbed(EQUAL, 30, 16),
+    r"got shape \(3, 32, 32\)": lambda: fnn.PatchEmbed(EQUAL, 32)(torch.zeros(3, 32, 32)),
+    r"\(32, 32\), got \(32, 48\)": lambda: fnn.PatchEmbed(EQUAL, 32)(torch.zeros(1, 3, 32, 48)),
+    r"\(32, 30\) is not a multiple": lambda: fnn.PatchEmbed(EQUAL)(torch.zeros(1, 3, 32, 30)),
+    r"grid \(2, 3\) has 6 places, got 7 tokens": lambda: fnn.PosEmbed(EQUAL, (2, 3))(EQUAL.random(2, 7)),
+    r"odd kernel_size, got 4": lambda: fnn.DepthwiseConv2d(EQUAL, 4),
+    r"kernel_size=1 is too small": lambda: fnn.DepthwiseConv2d(EQUAL, 1),
+    r"DepthwiseConv2d: .*\(B, H, W, 4\).* got \(2, 6, 4\)": lambda: fnn.DepthwiseConv2d(EQUAL, 3)(EQUAL.random(2, 6)),
+    r"at least 1, got 0": lambda: fnn.Downsample(EQUAL, EQUAL, 0),
+    r"4 x 5 places is not a multiple of 2": lambda: fnn.Downsample(EQUAL, EQUAL)(EQUAL.random(1, 4, 5)),
+    r"below 1, got 1.5": lambda: fnn.Dropout(EQUAL, 1.5),
+    r"got 'max'": lambda: fnn.InvariantHead(EQUAL, 5, pool="max"),
+    r"num_prefix_tokens.*got 1": lambda: fnn.InvariantHead(EQUAL, 5, "token", num_prefix_tokens=1),
+    r"pool='avg' takes tokens .*got \(5, 4\)": lambda: fnn.InvariantHead(EQUAL, 2)(EQUAL.random(5)),
+    r"4 prefix tokens, got 4": lambda: fnn.InvariantHead(EQUAL, 2, num_prefix_tokens=4)(EQUAL.random(2, 4)),
+    r"layer 1 .*even=3, odd=5": lambda: fnn.Sequential(fnn.LayerNorm(EQUAL), fnn.LayerNorm(UNEQUAL)),
+    r"got torch\.uint8": lambda: fnn.PatchEmbed(EQUAL)(torch.zeros(1, 3, 32, 32).byte()),
+    "got 64": lambda: fnn.Linear(64, 64),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    call, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_refused_types() -> None:
-    with pytest.raises(TypeError, match=r"got torch\.uint8"):
-        fnn.PatchEmbed(EQUAL)(torch.zeros(1, 3, 32, 32).byte())
-    with pytest.raises(TypeError, match="got 64"):
-        fnn.Linear(64, 64)
+@pytest.mark.parametrize("got", REFUSED)
+def test_refused(got: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=got):
+        REFUSED[got]()

@@ -1,39 +1,48 @@
-"""An interpreter that has torch imported when it starts: forks of one process, behind a file for `sys.executable`.
+"""One process that has torch imported, and forks of it: for tests of processes, which need not import torch each.
 
-Processes of their own are the subject of some tests, the seconds that each needs to import torch of none. The file is a
-client of milliseconds. It hands its open files, folder, arguments and environment to the server, which forks; it passes
-signals on, ends as the fork ends, by its exit code or its signal, and takes the fork along when it is killed.
+A fork runs a module behind a file that stands for `sys.executable`, or a function of `training_runs` for its
+`Launcher`. Who asks sends open files and an order, and gets lines: the number of the fork, `stopped` whenever it is,
+and its exit code. When the one who asks is gone, the fork is killed.
 """
 
+import atexit
 import fcntl
+import gc
 import json
 import os
+import resource
 import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from time import process_time, sleep
 from typing import Any, NoReturn
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 300
+"""A fork for a `Launcher` that takes more seconds hangs, and is ended."""
 
 
 class ForkedPython:
-    """The server, until `close`. It forks for `-m MODULE ARGUMENTS`; what else is asked of Python, Python does."""
+    """The server, until `close`. `executable` forks for `-m MODULE ARGUMENTS`; what else is asked, Python does."""
 
     def __init__(self, folder: Path) -> None:
-        address = str(folder / "address")
+        self.address = str(folder / "address")
         self.executable = folder / "python"
         self.executable.write_text(
             f"#!{sys.executable} -IS\nimport sys\nsys.path.append({os.path.dirname(__file__)!r})\n"
-            f"import forked_python\nforked_python.client({address!r}, {sys.executable!r})\n"
+            f"import forked_python\nforked_python.client({self.address!r}, {sys.executable!r})\n"
         )
         self.executable.chmod(0o755)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
+            listener.bind(self.address)
             listener.listen(64)
             number = listener.fileno()
             self.server = subprocess.Popen(
@@ -45,21 +54,28 @@ class ForkedPython:
         self.server.communicate()
 
 
+def ask(address: str, handles: list[int], order: dict[str, Any]) -> socket.socket:
+    """Ask the server for a fork with these open files."""
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(address)
+    socket.send_fds(server, [b"f"], handles)
+    server.sendall(json.dumps(order).encode() + b"\n")
+    return server
+
+
 def client(address: str, python: str) -> NoReturn:
+    """Be the interpreter: pass signals on, and end as the fork ends."""
     if sys.argv[1] != "-m":
         os.execv(python, [python, *sys.argv[1:]])
     given = [int(name) for name in os.listdir("/proc/self/fd")]
     handles = [handle for handle in given if handle < 3 or _is_open_for_children(handle)]
-    server = socket.socket(socket.AF_UNIX)
-    server.connect(address)
-    socket.send_fds(server, [b"f"], handles)
     order = {"handles": handles, "folder": os.getcwd(), "words": sys.argv, "environment": dict(os.environ)}
-    server.sendall(json.dumps(order).encode() + b"\n")
+    server = ask(address, handles, order)
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: server.sendall(bytes([number])))
     for handle in handles:  # the fork's now: who reads waits until the last who could write has closed its own
         os.close(handle)
-    code = int(server.recv(16) or -signal.SIGKILL)
+    code = int(server.makefile().read().split()[-1])
     if code < 0:
         for number in PASSED_ON:
             signal.signal(number, signal.SIG_DFL)
@@ -79,6 +95,9 @@ def serve(number: int) -> None:
     import flopping.cost.worker
     import flopping.training.evaluate
     import flopping.training.run  # noqa: F401
+    import support.training_runs  # noqa: F401
+
+    gc.freeze()  # forks need not look at, and so copy, what is here
 
     listener = socket.socket(fileno=number)
     running: set[int] = set()
@@ -96,7 +115,7 @@ def serve(number: int) -> None:
 
 
 def watch(asked: socket.socket) -> NoReturn:
-    """Fork, pass on what the client is told, and tell it how the fork ended."""
+    """Fork, pass on what the client is told, and tell it what becomes of the fork."""
     _, files, _, _ = socket.recv_fds(asked, 1, 64)
     order = json.loads(asked.makefile("rb").readline())
     if not (worker := os.fork()):
@@ -104,24 +123,26 @@ def watch(asked: socket.socket) -> NoReturn:
         become(order, files)
     for file in files:
         os.close(file)
-    ended = os.pidfd_open(worker)
-    while ended not in (ready := select.select([asked, ended], [], [])[0]):
-        if ready:
-            for number in (told := asked.recv(16)):
-                os.kill(worker, number)
-            if not told:  # the client was killed
-                os.killpg(worker, signal.SIGKILL)
-                break
-    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    Thread(target=pass_on, args=(asked, worker), daemon=True).start()
     with suppress(BrokenPipeError):
-        asked.sendall(str(code).encode())
+        asked.sendall(f"{worker}\n".encode())
+        while os.WIFSTOPPED(status := os.waitpid(worker, os.WUNTRACED)[1]):
+            asked.sendall(b"stopped\n")
+        asked.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     os._exit(0)
 
 
-def become(order: dict[str, Any], files: list[int]) -> NoReturn:
-    """Make this process what the interpreter would be."""
-    from support.launcher import end
+def pass_on(asked: socket.socket, worker: int) -> None:
+    """Send the fork the signals that the client gets, and kill it when the client was killed."""
+    while told := asked.recv(16):
+        for number in told:
+            os.kill(worker, number)
+    with suppress(ProcessLookupError):
+        os.killpg(worker, signal.SIGKILL)
 
+
+def become(order: dict[str, Any], files: list[int]) -> NoReturn:
+    """Make this process what was asked for."""
     os.setsid()
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, 200) for file in files]  # where none of their places is
     for file in files:
@@ -129,13 +150,90 @@ def become(order: dict[str, Any], files: list[int]) -> NoReturn:
     for file, place in zip(aside, order["handles"], strict=True):
         os.dup2(file, place)
         os.close(file)
-    sys.executable, _, module, *words = order["words"]
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    if "function" in order:
+        from support import training_runs
+
+        prepare(order)
+        end(getattr(training_runs, order["function"]), order["arguments"])
+    sys.executable, _, module, *words = order["words"]
     sys.argv = [module, *words]
     sys.modules.pop(module if "." in module else f"{module}.__main__", None)
     end(runpy.run_module, [module, None, "__main__", True])
+
+
+def prepare(order: dict[str, Any]) -> None:
+    """What `Launcher.start` can ask for."""
+    for handle, name in ((1, order["out"]), (2, order["err"])):
+        opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, handle)
+        os.close(opened)
+    signal.alarm(PATIENCE)
+    if order["limit"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"], resource.RLIM_INFINITY))
+    for name in ["torch.utils.tensorboard", *([] if order["curves"] else ["matplotlib", "matplotlib.pyplot"])]:
+        sys.modules[name] = None  # type: ignore[assignment]
+    for moment in order["strikes"]:
+        strike(*moment)
+    if order["part"] is not None:
+        strike_within_a_step(order["part"])
+
+
+def end(function: Callable[..., object], arguments: list[Any]) -> NoReturn:
+    """Call a function and end this process as Python would, but for taking its thousands of modules apart (seconds)."""
+    code = 1
+    try:
+        function(*arguments)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def strike(event: str, part: str, count: int, number: int = signal.SIGKILL) -> None:
+    """Send this process a signal the moment it is about to do something for the so-many-th time.
+
+    `event` is an audit event of Python, as "open" or "os.rename", `part` a part of its first argument.
+    """
+    left, process = count, os.getpid()
+
+    def watch(name: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        if name == event and part in str(args[0]) and os.getpid() == process:
+            left -= 1
+            if not left:
+                os.kill(process, number)
+                sleep(0.05)  # a run takes note of it in a thread
+
+    sys.addaudithook(watch)
+
+
+def strike_within_a_step(part: float) -> None:
+    """Kill this process when, after its second checkpoint, another such part of a step with its checkpoint has passed.
+
+    Time is what the processor spent on this process: on a machine with much else to do, it is the same moment.
+    """
+    before: list[float] = []
+
+    def watch(name: str, args: tuple[Any, ...]) -> None:
+        if name == "os.rename" and "/.new-step-" in str(args[0]) and len(before) < 2:
+            before.append(process_time())
+            if len(before) == 2:
+                Thread(target=end_at, args=(before[1] + part * (before[1] - before[0]),), daemon=True).start()
+
+    def end_at(moment: float) -> None:
+        while process_time() < moment:
+            sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
 
 
 if __name__ == "__main__":

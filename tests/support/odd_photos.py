@@ -152,7 +152,7 @@ ODD: dict[str, Odd] = {
     "cut off.jpg": bad(lambda: encode(make_image(0, size=(64, 64)), "jpeg")[:-900], "damaged: image file is truncated"),
     "cut off.png": bad(lambda: encode(scene())[:-60], "damaged: "),
     "cut off.webp": bad(lambda: encode(make_image(0), "webp", lossless=True)[:-100], "damaged: "),
-    "head only.jpg": bad(lambda: encode(scene(), "jpeg")[:20], "damaged: it begins like a JPEG image"),
+    "head only.jpg": bad(lambda: encode(scene(), "jpeg")[:20], "no JPEG, PNG"),
     "broken pixels.png": bad(lambda: png((9, 9), chunk(b"IDAT", b"nonsense"), chunk(b"IEND", b"")), "damaged: "),
     "bomb.png": bad(
         lambda: png((50_000, 40_000), chunk(b"IDAT", zlib.compress(bytes(1000)))),
@@ -164,7 +164,7 @@ ODD: dict[str, Odd] = {
     "endless note.png": bad(lambda: with_text(bytes(3_000_000)), "damaged: Decompressed data too large"),
     "floats.tiff": bad(lambda: encode(Image.fromarray(np.ones((9, 9), np.float32)), "tiff"), "mode F"),
     "phone.jpg": bad(lambda: b"\0\0\0\x18ftypheic" + bytes(50), "a HEIC photo, and no image of a kind that is read"),
-    "program.png": bad(lambda: encode(scene(), "eps"), "PostScript"),
+    "program.png": bad(lambda: encode(scene(), "eps"), "no JPEG, PNG"),
     "lfs.jpg": bad(lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "`git lfs pull`"),
 }
 

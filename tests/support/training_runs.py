@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from flopping.training.checkpoint import AVERAGE, CONFIG, TRAINING, WEIGHTS, CheckpointManager
 from flopping.training.run_log import read_log
 from flopping_cli import app
+from support.forked_python import ForkedPython, ask
 
 TIMING = ("images_per_s", "waiting", "seconds")
 """What a log says about speed, and no two runs have in common."""
@@ -191,21 +193,24 @@ def write_checkpoint(run: str | Path, step: int, score: float | None = None, siz
 class Process:
     """A command in a process, and a process group, of its own."""
 
-    def __init__(self, launcher: Launcher, number: int, out: Path, err: Path) -> None:
-        self.launcher, self.number, self.out, self.err = launcher, number, out, err
+    def __init__(self, server: socket.socket, out: Path, err: Path) -> None:
+        self.server, self.answers, self.out, self.err = server, server.makefile(), out, err
+        self.number = int(self.answers.readline())
 
     def send(self, number: signal.Signals, *, group: bool = False) -> None:
         (os.killpg if group else os.kill)(self.number, number)
 
     def wait_until_it_pauses(self) -> None:
         """Until a strike of SIGSTOP has met it; SIGCONT lets it go on."""
-        assert self.launcher.answer() == "stopped"
+        assert self.answers.readline() == "stopped\n"
+
+    def wait_for_code(self) -> int:
+        with self.server, self.answers:
+            return int(self.answers.read().split()[-1])
 
     def wait(self, *, tidy: bool = True) -> Ended:
         """Its end; processes that it leaves behind are ended, too."""
-        while (answer := self.launcher.answer()) == "stopped":
-            pass
-        code = int(answer)
+        code = self.wait_for_code()
         if tidy:
             with suppress(ProcessLookupError):
                 os.killpg(self.number, signal.SIGKILL)
@@ -213,18 +218,10 @@ class Process:
 
 
 class Launcher:
-    """Starts commands without waiting for torch to be imported, one at a time."""
+    """Starts commands without waiting for torch to be imported."""
 
-    def __init__(self) -> None:
-        script = Path(__file__).with_name("launcher.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.answer() == "ready"
-
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+    def __init__(self, forks: ForkedPython) -> None:
+        self.forks = forks
 
     def start(
         self,
@@ -238,26 +235,19 @@ class Launcher:
     ) -> Process:
         """Start a command; what it says goes to files in `place`. Without `curves`, it has no matplotlib.
 
-        No file it writes may be larger than `limit` bytes, as if the disk were full. `strikes` are the moments at
-        which it sends a signal to itself: see `launcher.strike`; and `part` is for `launcher.strike_within_a_step`.
+        No file it writes may be larger than `limit` bytes, as if the disk were full. `strikes` are the moments at which
+        it sends a signal to itself: see `strike`; and `part` is for `strike_within_a_step`, both in `forked_python`.
         """
         out, err = place / "out.txt", place / "err.txt"
         order = {"function": function.__name__, "arguments": arguments, "limit": limit, "strikes": strikes}
-        order |= {"out": str(out), "err": str(err), "curves": curves, "part": part}
-        assert self.process.stdin is not None
-        print(json.dumps(order), file=self.process.stdin, flush=True)
-        return Process(self, int(self.answer()), out, err)
+        order |= {"curves": curves, "part": part, "handles": [0], "out": str(out), "err": str(err)}
+        order |= {"folder": os.getcwd(), "environment": dict(os.environ)}
+        with open(os.devnull) as nothing:
+            return Process(ask(self.forks.address, [nothing.fileno()], order), out, err)
 
     def run(self, place: Path, *arguments: Any, **more: Any) -> Ended:
         """Start a command, and wait for its end."""
         return self.start(place, *arguments, **more).wait()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
 
 
 def events(run: Path) -> list[dict[str, Any]]:

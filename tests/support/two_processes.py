@@ -38,7 +38,7 @@ from flopping.training.job import Job, RunOptions
 from flopping.training.networks import build
 from flopping.training.recipe import load
 from flopping_cli import app, common
-from support.launcher import strike
+from support.forked_python import strike
 
 RANK = os.environ.get("RANK", "0")
 

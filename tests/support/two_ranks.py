@@ -90,7 +90,7 @@ class Room:
     def both(
         self, name: str, recipe: str, data: str, run: str | Path, *more: str, tries: int = 50, strikes: Strikes = ()
     ) -> None:
-        """A run on two ranks, for the plan; the second one may be struck, see `launcher.strike`."""
+        """A run on two ranks, for the plan; the second one may be struck, see `forked_python.strike`."""
         self.plan[name] = [{"tries": tries, "strikes": strikes}, *self.command(recipe, data, run, *more)]
 
     def resume(self, name: str, recipe: str, run: str, *more: str) -> None:

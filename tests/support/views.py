@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from flopping.deploy.classifier import Classifier, open_classifier
-from flopping.lab.show.view import View, look
+from flopping.lab.show import View, look
 from flopping.models import VisionTransformer
 from flopping.testing import randomize_
 

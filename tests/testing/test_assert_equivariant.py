@@ -1,26 +1,26 @@
 """The tester is tested: it finds the symmetry missing where it is missing, and leaves the module as it was."""
 
+import re
+
 import pytest
 import torch
+from support.doc_pages import ROOT, blocks
 from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Attention
 from torch import nn
 
-from flopping import Layout, flipflop, flop, octic, trivial
+import flopping
+from flopping import Layout, flipflop, flop, octic
 from flopping import nn as fnn
 from flopping.testing import assert_equivariant, equivariance_errors, randomize_, relative_error
 from flopping.testing.verify import first_break, verify
 
 
-class _OnMaps(nn.Module):
+class _OnMaps(nn.Conv2d):
     """An ordinary convolution on packed maps (B, H, W, C)."""
 
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.conv = conv
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class _Positions(nn.Module):
@@ -37,29 +37,22 @@ ORDINARY = {
     "LayerNorm": (lambda: nn.LayerNorm(16), (5, 16)),
     "Attention": (lambda: Attention(16, num_heads=2), (2, 6, 16)),
     "positions": (lambda: _Positions(6, 16), (2, 6, 16)),
-    "depthwise": (lambda: _OnMaps(nn.Conv2d(16, 16, 3, padding=1, groups=16)), (2, 4, 6, 16)),
-    "downsample": (lambda: _OnMaps(nn.Conv2d(16, 16, 2, 2)), (2, 4, 6, 16)),
+    "depthwise": (lambda: _OnMaps(16, 16, 3, padding=1, groups=16), (2, 4, 6, 16)),
+    "downsample": (lambda: _OnMaps(16, 16, 2, 2), (2, 4, 6, 16)),
+    "patches": (lambda: PatchEmbed(8, 4, 3, 16), (2, 3, 8, 8)),
 }
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_layers_fail(name: str) -> None:
-    """The tester is tested: it must find the symmetry missing where it is missing."""
     build, shape = ORDINARY[name]
     layout = Layout.regular(flop, 16)
-    grid = (2, 3) if len(shape) == 3 else None
+    if name == "patches":
+        args = {"group": flop, "out_layout": layout, "out_grid": (2, 2)}
+    else:
+        args = {"in_layout": layout, "out_layout": layout, "grid": (2, 3) if len(shape) == 3 else None}
     with pytest.raises(AssertionError, match="not equivariant under flop"):
-        assert_equivariant(
-            randomize_(build()), torch.randn(shape), tol=1e-2, in_layout=layout, out_layout=layout, grid=grid
-        )
-
-
-def test_ordinary_patch_embedding_fails() -> None:
-    layout = Layout.regular(flop, 16)
-    with pytest.raises(AssertionError, match="not equivariant under flop"):
-        assert_equivariant(
-            randomize_(PatchEmbed(8, 4, 3, 16)), torch.randn(2, 3, 8, 8), group=flop, out_layout=layout, out_grid=(2, 2)
-        )
+        assert_equivariant(randomize_(build()), torch.randn(shape), tol=1e-2, **args)
 
 
 def test_checker_leaves_the_module_alone() -> None:
@@ -95,9 +88,17 @@ def test_checker_says_what_it_misses() -> None:
         equivariance_errors(torch.nn.Linear(3, 3), torch.zeros(1, 3))
     with pytest.raises(TypeError, match="needs a layout that says how flop acts"):
         equivariance_errors(torch.nn.Identity(), (torch.zeros(1),), group="flop")
-    layout = Layout.regular(trivial, 4)
-    with pytest.raises(ValueError, match="nothing to check"):
-        assert_equivariant(fnn.LayerNorm(layout), layout.random(2))
+    with pytest.raises(ValueError, match="nothing to check: ToRegular"):
+        assert_equivariant(fnn.ToRegular(EQUAL), EQUAL.random(2))
+
+
+@pytest.mark.parametrize("group", ["flop", "octic", "trivial"])
+def test_network_of_the_readme(group: str) -> None:
+    """As it stands, with any group in place of flop."""
+    *_, network = [b.text for b in blocks(ROOT / "README.md") if b.language == "python" and "fnn" in b.text]
+    names: dict[str, object] = {"flopping": flopping, "image": torch.randn(1, 3, 224, 224)}
+    exec(re.sub(r"\bflop\b", group, network), names)
+    assert names["width"] == Layout.regular(group, 384)
 
 
 @pytest.mark.parametrize("where", [0, 1])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import Result
 from torch import nn
 from typer.testing import CliRunner
 
@@ -64,19 +65,12 @@ def test_every_layer_has_a_row_in_order_of_execution() -> None:
     assert first_break(rows) is None
 
 
-@pytest.mark.parametrize(
-    ("wrong", "culprit"),
-    [
-        (lambda: Rectify(), ("3", "Rectify")),
-        (lambda: Leak(Layout.regular(flop, 16)), ("3", "Leak")),
-    ],
-)
-def test_the_first_layer_that_breaks_is_named(wrong, culprit: tuple[str, str]) -> None:
-    rows = verify(randomize_(network(wrong())), IMAGE)
+@pytest.mark.parametrize("wrong", [Rectify(), Leak(Layout.regular(flop, 16))], ids=["Rectify", "Leak"])
+def test_the_first_layer_that_breaks_is_named(wrong: nn.Module) -> None:
+    rows = verify(randomize_(network(wrong)), IMAGE)
     broken = first_break(rows)
-    assert (broken.name, broken.layer) == culprit
-    after = rows[rows.index(broken) :]
-    assert not any(row.passed for row in after), "the error is carried on"
+    assert (broken.name, broken.layer) == ("3", type(wrong).__name__)
+    assert not any(row.passed for row in rows[rows.index(broken) :]), "the error is carried on"
     assert all(row.passed for row in rows[: rows.index(broken)])
 
 
@@ -118,15 +112,47 @@ def test_features_of_a_larger_group_than_asked() -> None:
         verify(fnn.LayerNorm(small), small.random(2, 5), group=octic)
 
 
-def test_a_smaller_group_than_asked_for_fails() -> None:
-    rows = verify(randomize_(network()), IMAGE, group=octic)
-    assert rows[-1].passed is False
+def test_what_must_fail_as_a_whole() -> None:
+    """An ordinary network, and one that follows a smaller group than asked for."""
+    ordinary = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    assert [(row.name, row.passed) for row in verify(randomize_(ordinary), IMAGE)] == [("(whole)", False)]
+    assert verify(randomize_(network()), IMAGE, group=octic)[-1].passed is False
 
 
-def test_an_ordinary_network_fails_as_a_whole() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
-    rows = verify(randomize_(net), IMAGE)
-    assert [(row.name, row.passed) for row in rows] == [("(whole)", False)]
+# --- the command -----------------------------------------------------------------------------------
+
+MINE = """
+import torch
+from flopping import Layout, nn
+width = Layout.regular("flop", 8)
+class Wrong(torch.nn.Module):
+    def forward(self, x):
+        return x[0], x[1].abs()
+def build():
+    return nn.Sequential(nn.PatchEmbed(width, 8, 4), nn.InvariantHead(width, 3))
+def bad():
+    return nn.Sequential(nn.PatchEmbed(width, 8, 4), Wrong(), nn.InvariantHead(width, 3))
+def crash():
+    raise RuntimeError("deep in my code")
+def _hidden():
+    raise RuntimeError("must not run")
+net = build()
+maps = nn.Sequential(nn.DepthwiseConv2d(width, 3), nn.Downsample(width, width))
+plain = nn.LayerNorm(Layout.regular("trivial", 8))
+wide = nn.Sequential(nn.PatchEmbed(width, (8, 16), 4), nn.InvariantHead(width, 3))
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    source = tmp_path / "mine.py"
+    source.write_text(MINE)
+    return source
+
+
+def run(*arguments: str) -> Result:
+    return runner.invoke(app, ["verify", *arguments], env={"COLUMNS": "600"})
 
 
 def test_command_verifies_all_layers_of_a_group() -> None:
@@ -137,129 +163,49 @@ def test_command_verifies_all_layers_of_a_group() -> None:
     assert all(row["passed"] and row["error"] <= row["tolerance"] == 1e-12 for row in rows)
 
 
-def test_command_shows_a_table_and_names_the_culprit(tmp_path: Path) -> None:
-    source = tmp_path / "mine.py"
-    source.write_text(
-        "import torch, flopping\n"
-        "from flopping import Layout, flop, nn\n"
-        "width = Layout.regular(flop, 8)\n"
-        "class Wrong(torch.nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        return x[0], x[1].abs()\n"
-        "def good():\n"
-        "    return nn.Sequential(nn.PatchEmbed(width, 8, 4), nn.InvariantHead(width, 3))\n"
-        "def bad():\n"
-        "    return nn.Sequential(nn.PatchEmbed(width, 8, 4), Wrong(), nn.InvariantHead(width, 3))\n"
-        "ready = good()\n"
-        "maps = nn.Sequential(nn.DepthwiseConv2d(width, 3), nn.Downsample(width, width))\n"
-        "plain = nn.LayerNorm(Layout.regular('trivial', 8))\n"
-        "def crash():\n"
-        "    raise RuntimeError('deep in my code')\n"
-        "number = 3\n"
-        "wide = nn.Sequential(nn.PatchEmbed(width, (8, 16), 4), nn.InvariantHead(width, 3))\n"
-    )
-    for name in ("ready", "maps"):
-        result = runner.invoke(app, ["verify", f"{source}:{name}"])
-        assert result.exit_code == 0, result.output
-        assert "pass" in result.output
-        assert "No layer breaks" in result.output
-    result = runner.invoke(app, ["verify", f"{source}:bad"])
-    assert result.exit_code == 1
-    assert "FAIL" in result.output
-    assert "The first layer that breaks is 1 (Wrong)" in result.output
-    result = runner.invoke(app, ["verify", f"{source}:good", "--group", "octic"])
-    assert result.exit_code == 1
-    result = runner.invoke(app, ["verify", f"{source}:plain"])
-    assert result.exit_code == 2
-    assert "Nothing to check" in result.output
-    result = runner.invoke(app, ["verify", f"{source}:crash"])
-    assert str(result.exception) == "deep in my code"
-    for target in ("maps", "wide"):  # a layout and a size of images that octic doesn't act on
-        result = runner.invoke(app, ["verify", f"{source}:{target}", "--group", "octic"])
-        assert result.exit_code == 2, result.output
-        assert "Sequential can't be checked for octic" in " ".join(result.output.split())
-    for wrong, message in {
-        f"{source}:god": "has no 'god'; it has good",
-        f"{source}:number": "is int, not a torch module",
-        "no_file.py:net": "no file 'no_file.py'",
-        "no.such.package:net": "cannot import",
-        "vit_tinyy_patch16_224": "closest are",
-    }.items():
-        result = runner.invoke(app, ["verify", wrong], env={"COLUMNS": "400"})
-        assert result.exit_code == 2, result.output
-        assert message in result.output.replace("\n", " ")
+# exit code, text in the output; MINE is the file
+COMMANDS: list[tuple[str, int, str]] = [
+    ("MINE:net", 0, "No layer breaks"),
+    ("MINE:build --img-size 8", 0, "pass"),
+    ("MINE:maps", 0, "No layer breaks"),
+    ("MINE:bad", 1, "The first layer that breaks is 1 (Wrong)"),
+    ("MINE:bad", 1, "FAIL"),
+    ("MINE:net --group octic", 1, "FAIL"),
+    ("MINE:net --group flipflop", 1, "checked: the group flipflop (flop, flip, rot180)"),
+    ("Affine", 0, "checked: each group that a layer supports"),
+    ("MINE:plain", 2, "Nothing to check"),
+    ("MINE:maps --group octic", 2, "Sequential can't be checked for octic"),
+    ("MINE:wide --group octic", 2, "Sequential can't be checked for octic"),
+    ("MINE:build --img-size 30", 2, "refuses --img-size 30: PatchEmbed was built for images of size (8, 8)"),
+    ("MINE:god", 2, "has no 'god'"),
+    ("MINE:number", 2, "is int"),
+    ("MINE", 2, "it defines Wrong, build, bad"),
+    ("no_file.py:net", 2, "no file 'no_file.py'"),
+    ("no.such.package:net", 2, "cannot import"),
+    ("vit_tinyy_patch16_224", 2, "closest are"),
+    ("Linear --group flap", 2, "unknown group 'flap'"),
+    ("TokenMix --group octic", 2, "TokenMix doesn't support octic; it supports flip, flipflop, flop, rot180"),
+    ("Linear --dtype float8", 2, "float8"),
+    ("Linear --img-size 7", 2, "got the layer 'Linear'"),
+    ("attention", 2, "'attention'; the closest are Attention"),
+    ("ToRegular", 2, "ToRegular gives up the group"),
+    ("zzzzzzz", 2, "'zzzzzzz'. For your own module"),
+    ("test_vit --img-size 30", 2, "refuses --img-size 30: Input height (30)"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["Linear", "--group", "flap"], "unknown group 'flap'"),
-        (["TokenMix", "--group", "octic"], "TokenMix doesn't support octic; it supports flip, flipflop, flop, rot180"),
-        (["Linear", "--dtype", "float8"], "float8"),
-        (["Linear", "--img-size", "7"], "are for networks, got the layer 'Linear'"),
-        (["attention"], "no layer and no model is called 'attention'; the closest are Attention"),
-        (["ToRegular"], "ToRegular gives up the group"),
-        (["zzzzzzz"], "is called 'zzzzzzz'. For your own module"),
-        (["test_vit", "--img-size", "30"], "refuses --img-size 30: Input height (30) should be divisible"),
-    ],
-)
-def test_command_refuses(arguments: list[str], message: str) -> None:
-    result = runner.invoke(app, ["verify", *arguments], env={"COLUMNS": "400"})
-    assert result.exit_code == 2
-    assert message in result.output
+@pytest.mark.parametrize(("line", "code", "text"), COMMANDS)
+def test_command(mine: Path, line: str, code: int, text: str) -> None:
+    result = run(*line.replace("MINE", str(mine)).split())
+    assert result.exit_code == code, result.output
+    assert text in " ".join(result.output.split())
+    assert "_hidden" not in result.output
 
 
-MINE = """
-import torch
-from flopping import Layout, nn
-width = Layout.regular("flop", 8)
-class Net(torch.nn.Module):
-    def forward(self, x):
-        return x.view(2, 3 * 16 * 16).sum(1)
-def build():
-    return nn.Sequential(nn.PatchEmbed(width, 16, 4), nn.InvariantHead(width, 3))
-def _hidden():
-    raise RuntimeError("must not run")
-net = build()
-"""
-
-
-def test_a_file_alone_gets_the_names_to_choose_from(tmp_path: Path) -> None:
-    """The file is read, not run: what fails in it doesn't matter yet."""
-    source = tmp_path / "my_net.py"
-    for ending, message in {
-        "_hidden()": f"write {source}:ATTRIBUTE for a module in it, or a function that makes one;"
-        " it defines Net, build, width, net",
-        "def": "can't be loaded as Python code: invalid syntax",
-    }.items():
-        source.write_text(MINE + ending + "\n")
-        result = runner.invoke(app, ["verify", str(source)], env={"COLUMNS": "600"})
-        assert result.exit_code == 2
-        assert message in result.output
-        assert "_hidden" not in result.output
-
-
-def test_a_size_that_the_network_refuses(tmp_path: Path) -> None:
-    source = tmp_path / "my_net.py"
-    source.write_text(MINE)
-    result = runner.invoke(app, ["verify", f"{source}:build", "--img-size", "30"], env={"COLUMNS": "400"})
-    assert result.exit_code == 2, result.output
-    assert "Sequential refuses --img-size 30: PatchEmbed was built for images of size (16, 16)" in result.output
-    assert runner.invoke(app, ["verify", f"{source}:build", "--img-size", "16"]).exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "caption"),
-    [
-        (["net", "--group", "flipflop"], "checked: the group flipflop (flop, flip, rot180)"),
-        (["Affine"], "checked: each group that a layer supports"),
-    ],
-)
-def test_the_table_says_which_group_was_checked(tmp_path: Path, arguments: list[str], caption: str) -> None:
-    source = tmp_path / "my_net.py"
-    source.write_text(MINE)
-    target, *options = arguments
-    target = f"{source}:net" if target == "net" else target
-    result = runner.invoke(app, ["verify", target, *options])
-    lines = [line.strip() for line in result.output.splitlines()]
-    assert caption in lines
+def test_errors_of_a_users_own_code(mine: Path) -> None:
+    """A crash is shown with its traceback; a file without an attribute is read, not run."""
+    assert str(run(f"{mine}:crash").exception) == "deep in my code"
+    mine.write_text(MINE + "_hidden()\n")
+    assert "it defines Wrong" in run(str(mine)).output
+    mine.write_text(MINE + "def\n")
+    assert "invalid syntax" in run(str(mine)).output

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from support.training_runs import Launcher, write_checkpoint
 
 from flopping.errors import UsageError
@@ -141,13 +141,6 @@ def test_one_part_is_in_memory_at_a_time(manager: CheckpointManager) -> None:
     assert manager.find_newest()[1] == []
 
 
-def test_checkpoints_of_earlier_versions_load(manager: CheckpointManager) -> None:
-    """Earlier versions wrote weights with safetensors' own function."""
-    folder = write(manager, 10)
-    save_file({"weight": torch.full((8,), 10.0)}, folder / WEIGHTS, {"format": "pt"})
-    assert torch.equal(read_manifest(folder).weights()["weight"], torch.full((8,), 10.0))
-
-
 # -- a writer that is killed
 
 
@@ -229,6 +222,18 @@ def test_corrupted_checkpoint_is_set_aside(manager: CheckpointManager, name: str
     assert manager.find_newest()[0] == newest, "it may happen again"
 
 
+def test_nothing_but_corrupted_checkpoints_is_refused(manager: CheckpointManager) -> None:
+    """They keep their names, so that it is refused every time, until a restart is asked for."""
+    for step in (10, 20):
+        flip_bit(write(manager, step) / WEIGHTS)
+    for _ in range(2):
+        with pytest.raises(CorruptedCheckpointError, match=r"step-00000020.*step-00000010.*--restart"):
+            manager.find_newest()
+    newest, problems = manager.find_newest(restart=True)
+    assert (newest, len(problems)) == (None, 2)
+    assert names(manager) == ["corrupted-step-00000010", "corrupted-step-00000020"]
+
+
 def test_every_byte_of_a_manifest_counts(manager: CheckpointManager) -> None:
     write(manager, 10, 50.0)
     path = manager.step_folder(10) / MANIFEST
@@ -241,14 +246,6 @@ def test_every_byte_of_a_manifest_counts(manager: CheckpointManager) -> None:
         except CorruptedCheckpointError:
             noticed += 1
     assert noticed > 0.9 * len(content) / 5
-
-
-def test_corrupted_older_checkpoint_is_ignored(manager: CheckpointManager) -> None:
-    for step in (10, 20):
-        write(manager, step)
-    (manager.step_folder(10) / MANIFEST).unlink()
-    assert manager.find_newest()[1] == []
-    assert_newest(manager, 20)
 
 
 def with_checksum(**content: Any) -> str:
@@ -343,12 +340,27 @@ def test_full_disk_leaves_older_checkpoints_untouched(manager: CheckpointManager
             asked.append(name)
             yield name, content
 
-    with files_no_larger_than(size), pytest.raises(OSError, match=r"step 20 .* 6\.0 MB in .*\(File too large\)"):
+    with files_no_larger_than(size), pytest.raises(OSError, match=r"step 20 .*\(File too large\)"):
         manager.save(20, 90.0, parts())
     assert asked == [CONFIG, WEIGHTS, TRAINING]
     assert {path: path.read_bytes() for path in manager.folder.rglob("*") if path.is_file()} == before
     assert names(manager) == ["step-00000010", "step-00000020"]
     assert_newest(manager, 20)
+
+
+def test_all_parts_are_asked_for_after_any_error(manager: CheckpointManager) -> None:
+    asked = []
+
+    def parts() -> Iterator[tuple[str, Any]]:
+        for name, content in {CONFIG: "{}", WEIGHTS: {"w": "no tensor"}, TRAINING: {}}.items():
+            asked.append(name)
+            yield name, content
+
+    write(manager, 10)
+    with pytest.raises(AttributeError):
+        manager.save(20, None, parts())
+    assert asked == [CONFIG, WEIGHTS, TRAINING]
+    assert names(manager) == ["step-00000010"]
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -33,26 +33,18 @@ def stopped(finished: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def link(root: Path) -> str:
-    (root / "link").symlink_to(root / "animals")
-    return str(root / "link")
-
-
 def move(root: Path) -> str:
     return str((root / "animals").rename(root / "moved"))
 
 
-SPELLINGS: dict[str, Callable[[Path], str]] = {
-    "relative": lambda root: "animals",
-    "link": link,
-    "moved": move,
-}
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", ["animals", "link", "moved"])
 def test_the_same_data(spelling: str, stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(stopped)
-    ended = train_tiny(SPELLINGS[spelling](stopped), stopped / "run", "--resume")
+    if spelling == "link":
+        (stopped / "link").symlink_to(stopped / "animals")
+    elif spelling == "moved":
+        move(stopped)
+    ended = train_tiny(spelling, stopped / "run", "--resume")
     assert ended.code == 0, ended.err
 
 
@@ -95,34 +87,10 @@ def test_other_data(change: Callable[[Path], None], stopped: Path) -> None:
     assert Job.read(stopped / "run").fingerprint in ended.err
 
 
-def make_older(run: Path) -> None:
-    """As older versions wrote it: without a fingerprint, and with `chunk`."""
-    content = json.loads((run / RUN).read_text())
-    del content["fingerprint"]
-    content["chunk"] = content.pop("micro_batch")
-    (run / RUN).write_text(json.dumps(content))
-
-
-def test_runs_of_older_versions(stopped: Path) -> None:
-    run = stopped / "run"
-    expected = Job.read(run)
-    make_older(run)
-    assert Job.read(run).micro_batch == expected.micro_batch == 4
-    image_folder(stopped / "other", ANIMALS)
-    assert "data=" in train_tiny(stopped / "other", stopped / "run", "--resume").err
-    ended = train_tiny(f"{stopped}/animals/", stopped / "run", "--resume")
-    assert ended.code == 0, ended.err
-    assert Job.read(run).fingerprint == expected.fingerprint
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"format": "other"}', '{"format": "flopping-run-1"}'])
-def test_damaged_descriptions(content: str, tmp_path: Path) -> None:
-    (tmp_path / RUN).write_text(content)
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"format": "other"}', b'{"format": "flopping-run-1"}']
+)
+def test_damaged_descriptions(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / RUN).write_bytes(content)
     with pytest.raises(UsageError, match=RUN):
         Job.read(tmp_path)
-
-
-def test_the_older_name_of_the_option(tmp_path: Path) -> None:
-    data = image_folder(tmp_path / "animals", ANIMALS)
-    assert train_tiny(data, tmp_path / "run", "--chunk", "2").code == 0
-    assert Job.read(tmp_path / "run").micro_batch == 2

@@ -224,6 +224,29 @@ def test_a_finished_run_gives_its_result_and_changes_nothing(tmp_path: Path, sma
     assert [event["step"] for event in events(tmp_path / "run")] == [1, 2, 2, 3, 4, 4, 4]
 
 
+def test_damaged_log_and_checkpoints(tmp_path: Path, small: list[str]) -> None:
+    """A damaged line of the log is left out; a run is started anew only if that is asked for."""
+    first = call(*small)
+    run = tmp_path / "run"
+    lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "log.jsonl").write_bytes(b"".join([lines[0], b"\xff damaged\n", *lines[2:-1], b"\n"]))
+    again = call(*small, "--resume")
+    assert again.code == 0, again.err
+    assert again.result == first.result
+    assert [event["step"] for event in events(run)] == [1, 2, 3, 4, 4, 4]
+    for step in (2, 4):
+        (CheckpointManager(run).step_folder(step) / WEIGHTS).write_bytes(b"damaged")
+    before = contents(run / "checkpoints")
+    for _ in range(2):
+        refused = call(*small, "--resume")
+        assert refused.code == 2, refused.err
+        assert all(f"step-0000000{step}" in refused.err for step in (2, 4))
+        assert contents(run / "checkpoints") == before
+    restarted = call(*small, "--resume", "--restart")
+    assert restarted.code == 0, restarted.err
+    assert restarted.result == first.result
+
+
 def test_killed_after_its_last_checkpoint(tmp_path: Path, launcher: Launcher, small: list[str]) -> None:
     """Before it said so, or before its curves were drawn."""
     drawing = ("os.rename", "/.curves.png", 1, signal.SIGKILL)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -268,7 +270,7 @@ def test_a_full_disk(tmp_path: Path, started: Callable[..., list[str]], launcher
     before = contents(run / "checkpoints")
     log = len(b"".join((run / "log.jsonl").read_bytes().splitlines(keepends=True)[:5]))  # four steps and their epoch
     for limit, message in (
-        (50_000, "checkpoint of step 8 was not written: it takes"),
+        (50_000, "checkpoint of step 8 was not written"),
         (log + 20, f"the log {str(run / 'log.jsonl')!r} could not be written (No space"),
     ):
         full = launcher.run(tmp_path, *arguments, limit=limit)
@@ -313,3 +315,37 @@ def test_a_damaged_checkpoint_is_not_tested(tmp_path: Path, started: Callable[..
     ended = call("eval", str(tmp_path / "run"), "--data", str(images))
     assert ended.code == 2, ended.err
     assert "model.safetensors is corrupted" in ended.err
+
+
+@pytest.fixture(scope="module")
+def saved(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as timm saves it: without checksums."""
+    folder = tmp_path_factory.mktemp("saved")
+    for name in (CONFIG, WEIGHTS):
+        (folder / name).write_bytes((small_run / "last" / name).read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("crop_pct", "x"), ("interpolation", "zzz"), ("std", [0.0]), ("mean", [0.5, 0.5]), ("crop_mode", "zzz")],
+)
+def test_preprocessing_that_makes_no_sense(saved: Path, images: Path, tmp_path: Path, field: str, value: Any) -> None:
+    folder = shutil.copytree(saved, tmp_path / "saved")
+    config = json.loads((folder / CONFIG).read_text())
+    config["pretrained_cfg"][field] = value
+    (folder / CONFIG).write_text(json.dumps(config))
+    ended = call("eval", str(folder), "--data", str(images))
+    assert ended.code == 2, ended.err
+    assert str(folder / CONFIG) in ended.err
+    assert field in ended.err
+    assert str(value).strip("[]") in ended.err
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"[]"])
+def test_configs_that_cannot_be_read_are_named(saved: Path, images: Path, tmp_path: Path, content: bytes) -> None:
+    folder = shutil.copytree(saved, tmp_path / "saved")
+    (folder / CONFIG).write_bytes(content)
+    ended = call("eval", str(folder), "--data", str(images))
+    assert ended.code == 2, ended.err
+    assert str(folder / CONFIG) in ended.err

@@ -169,8 +169,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def _draw_pair(axes: Axes, rows: list[Row]) -> None:
-    family = rows[0].pair.content.family
-    colour = COLOURS[family]
+    colour = COLOURS[rows[0].pair.content.family or "ViT"]
     for row in rows:
         look = MARKS[row.arm][1]
         for run in row.runs:
@@ -193,4 +192,6 @@ def _draw_pair(axes: Axes, rows: list[Row]) -> None:
     start = min(event["top1"] for row in rows for run in row.runs for event in run.tests)
     axes.set_ylim(bottom=max(start - 1, lowest - SHOWN))
     axes.set_xlim(0, 1.08 * max(row.seconds for row in rows) / 60)
-    axes.set_title(f"{family}, {pluralize(max(len(row.runs) for row in rows), 'seed')}", color=colour)
+    axes.set_title(
+        f"{rows[0].pair.content.family}, {pluralize(max(len(row.runs) for row in rows), 'seed')}", color=colour
+    )

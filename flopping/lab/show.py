@@ -1,4 +1,4 @@
-"""All that the picture and the page show: maps as images, and the words beside them, chosen once and drawn by both."""
+"""One picture that explains the idea: maps as images, and the words beside them, for the figure and for the page."""
 
 from __future__ import annotations
 
@@ -17,30 +17,27 @@ from flopping.data.fashion import EMBEDDED, open_fashion_mnist
 from flopping.data.photos import Photo, UnreadableError, read_photo, silence_pillow
 from flopping.deploy.classifier import Classifier
 from flopping.errors import UsageError
+from flopping.lab.capture import Captured, capture, choose_channels, parities
 from flopping.lab.drawing import COLOURS
-from flopping.lab.show.capture import Captured, capture, parities
 from flopping.models.zoo import names_in_paper
 from flopping.testing import relative_error
 
 RGB = NDArray[np.uint8]
-Limits = tuple[float, float]
 SAME = 1e-4
 """Relative differences up to here are rounding."""
 SHOWN_CLASSES = 5
 DIVERGING = ["#00304d", COLOURS["ViT"], "#ffffff", COLOURS["ResMLP"], "#5c2900"]
 """From blue by white at 0 to orange: told apart by colour-blind eyes."""
-UNTRAINED = "The network is untrained: what it says means nothing yet"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """An image `(H, W, 3)` on the left, its counterpart on the right, and their captions."""
+    """An image `(H, W, 3)` on the left, its counterpart on the right, and what is written below them."""
 
+    captions: tuple[str, str]
     image: RGB | None
     """None where only the right side has something to show."""
     mirrored: RGB
-    captions: tuple[str, str]
-    alt: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,13 @@ def open_picture(name: str) -> Image.Image:
     >>> open_picture("fashion-mnist:0").size
     (28, 28)
     """
-    embedded = re.fullmatch(rf"{EMBEDDED}:(\d+)", name)
-    if embedded is not None:
-        source = open_fashion_mnist("test")
-        if int(embedded[1]) >= len(source):
+    if re.fullmatch(rf"{EMBEDDED}:\d+", name):
+        source, number = open_fashion_mnist("test"), name.partition(":")[2]
+        if len(number) > 9 or int(number) >= len(source):
             raise UsageError(f"{EMBEDDED} has the test images 0 to {len(source) - 1}, got {name!r}")
-        return source.read(int(embedded[1]))[0]
+        return source.read(int(number))[0]
     if not Path(name).is_file():
-        problem = "is a folder" if Path(name).is_dir() else "doesn't exist"
+        problem = "is no file" if Path(name).exists() else "doesn't exist"
         raise UsageError(f"{name!r} {problem}: name an image file, or {EMBEDDED}:NUMBER for one in the package")
     try:
         with silence_pillow():
@@ -131,8 +127,7 @@ def look(classifier: Classifier, image: Image.Image, *, block: int | None = None
         "trained": classifier.trained,
         "group": None if seen.layout is None else seen.layout.group.name,
         "block": seen.block,
-        "blocks": seen.blocks,
-        "channels": {kind: [f"channel {number}" for number in numbers] for kind, numbers in chosen.items()},
+        "channels": chosen,
         "differences": differences,
         "top": [{"label": one.label, **dict(zip(keys, one.logits + one.probabilities, strict=True))} for one in scores],
     }
@@ -147,38 +142,6 @@ def look(classifier: Classifier, image: Image.Image, *, block: int | None = None
     )
 
 
-def choose_channels(maps: Tensor, number: int, signed: bool) -> list[int]:
-    """Indices of so many maps of `(C, h, w)`, the best one first; of `signed` ones 0 has a meaning.
-
-    A map is good if it is strong, in the middle rather than at the edges, where it shows positions more than the image;
-    if neighbouring places are alike; if a mirror changes what is seen; and if no map chosen before looks like it.
-
-    >>> maps = torch.zeros(3, 4, 4)
-    >>> maps[1, :, :2], maps[2, 0, 0] = 1.0, 1.0
-    >>> choose_channels(maps, 2, signed=False)
-    [1, 2]
-    """
-    down, across = (torch.sin(torch.pi * (torch.arange(n, device=maps.device) + 0.5) / n) for n in maps.shape[1:])
-    window = 0.1 + 0.9 * torch.outer(down, across)
-    centred = (maps if signed else maps - maps.mean((1, 2), keepdim=True)) * window
-    strength = centred.square().mean((1, 2)).sqrt()
-    unit = centred / centred.flatten(1).norm(dim=1).clamp_min(1e-12)[:, None, None]
-    smoothness = torch.ones_like(strength)
-    if min(maps.shape[1:]) > 1:
-        below, beside = unit[:, 1:] * unit[:, :-1], unit[:, :, 1:] * unit[:, :, :-1]
-        smoothness = ((below.sum((1, 2)) + beside.sum((1, 2))) / 2).clamp(0, 1)
-    change = (unit - (-1.0 if signed else 1.0) * unit.flip(-1)).square().sum((1, 2)).sqrt() / 2
-    score = strength * (0.05 + smoothness) * (0.1 + change)
-    found: list[int] = []
-    likeness = torch.zeros_like(score)
-    for _ in range(min(number, len(maps))):
-        remaining = score * (1 - likeness)
-        remaining[found] = -1.0
-        found.append(int(remaining.argmax()))
-        likeness = torch.maximum(likeness, (unit * unit[found[-1]]).sum((1, 2)).abs())
-    return found
-
-
 def format_difference(value: float) -> str:
     """
     >>> format_difference(0.0), format_difference(3.1e-7), format_difference(0.52)
@@ -189,12 +152,11 @@ def format_difference(value: float) -> str:
     return f"largest difference {value:.0e}" if value < 1e-2 else f"largest difference {value:.2g}"
 
 
-def paint(values: NDArray[np.float32], colours: str, limits: Limits) -> RGB:
+def paint(values: NDArray[np.float32], colours: str, low: float, high: float) -> RGB:
     """A map `(h, w)` in colours `(h, w, 3)`: the name of a colour map of matplotlib, or "diverging"."""
     from matplotlib import colormaps
     from matplotlib.colors import LinearSegmentedColormap
 
-    low, high = limits
     table = colormaps[colours] if colours != "diverging" else LinearSegmentedColormap.from_list(colours, DIVERGING)
     image: RGB = table((values - low) / (high - low or 1.0), bytes=True)[..., :3]
     return image
@@ -210,25 +172,24 @@ def _pixels(classifier: Classifier, prepared: Tensor) -> RGB:
 
 def _focus(seen: Captured, pixels: RGB) -> tuple[Section, str, float]:
     """The image under the attention of the class token, or under the strength of the features."""
-    name, heading, how, block = "attention", "Attention of the class token", "mean over heads", seen.attention_block
+    name, heading, how = "attention", "Attention of the class token", f"{seen.attention_layer}, mean over heads"
     maps = seen.attention
     if maps is None:
-        name, heading, how, block = "strength", "Strength of the features", "root mean square of channels", seen.block
+        name, heading, how = "strength", "Strength of the features", f"{seen.layer}, root mean square of channels"
         maps = seen.features.square().mean(1).sqrt()
-    limits = (maps.min().item(), maps.max().item())
     both = (pixels, pixels[:, ::-1])
     mixed = []
     for image, focus in zip(both, maps.float().cpu().numpy(), strict=True):  # each place of the map covers its patch
         rows, columns = (np.arange(n) * m // n for n, m in zip(image.shape[:2], focus.shape, strict=True))
-        colours = paint(focus[rows][:, columns], "inferno", limits)
+        colours = paint(focus[rows][:, columns], "inferno", maps.min().item(), maps.max().item())
         mixed.append((0.35 * image.mean(2, keepdims=True) + 0.65 * colours).round().astype(np.uint8))
     difference = _distance(maps)
-    panels = (
-        Panel(*both, ("the image", "its mirror image"), ("The image", "The mirror image")),
-        Panel(mixed[0], mixed[1], ("", ""), (f"The image under the {name}", f"The mirror image under the {name}")),
+    panels = Panel(("the image", "its mirror image"), *both), Panel((name, name), *mixed)
+    return (
+        Section(f"{heading}: {_mirrored(difference)}", f"{how}; {format_difference(difference)}", panels),
+        name,
+        difference,
     )
-    caption = f"{_place(block, seen)}, {how}; {format_difference(difference)}"
-    return Section(f"{heading}: {_mirrored(difference)}", caption, panels), name, difference
 
 
 def _maps(kind: str, seen: Captured, chosen: list[int], difference: float) -> list[Section]:
@@ -238,15 +199,12 @@ def _maps(kind: str, seen: Captured, chosen: list[int], difference: float) -> li
         image, mirrored = seen.features[:, number].float().cpu().numpy()
         low, high = min(image.min(), mirrored.min()).item(), max(image.max(), mirrored.max()).item()
         largest = max(abs(low), abs(high))
-        look = ("diverging", (-largest, largest)) if kind == "odd" else ("viridis", (low, high))
-        name = f"channel {number}"
-        of = name if kind == "plain" else f"{kind} {name}"
-        alt = f"Map of {of} for the image", f"Map of {of} for the mirror image"
-        panels.append(Panel(paint(image, *look), paint(mirrored, *look), (name, name), alt))
-        change = paint(mirrored - image[:, ::-1], "diverging", (low - high, high - low))
-        changes.append(Panel(None, change, ("", name), ("", f"Change of {name} beyond mirroring")))
+        look = ("diverging", -largest, largest) if kind == "odd" else ("viridis", low, high)
+        names = (f"channel {number}",) * 2
+        panels.append(Panel(names, paint(image, *look), paint(mirrored, *look)))
+        changes.append(Panel(names, None, paint(mirrored - image[:, ::-1], "diverging", low - high, high - low)))
     heading = f"{'Channels' if kind == 'plain' else f'{kind.capitalize()} channels'}: {_mirrored(difference)}"
-    caption = f"{_place(seen.block, seen)}; {format_difference(difference)}"
+    caption = f"{seen.layer}; {format_difference(difference)}"
     if kind == "odd":
         heading, caption = f"{heading}, and orange becomes blue", f"orange above 0, blue below; {caption}"
     sections = [Section(heading, caption, tuple(panels))]
@@ -283,13 +241,11 @@ def _summarize(kinds: list[str], same: bool, trained: bool | None) -> str:
     """The whole picture in two or three sentences."""
     if "plain" in kinds:
         law = "These are ordinary channels: mirror the image, and they show something else. So the answer may change."
-        note = f"{UNTRAINED}."
     else:
         signs = "; odd ones also change their sign" if "odd" in kinds else ""
         answer = "So the answer stays." if same else "But later blocks are ordinary ones, so the answer may change."
         law = f"Mirror the image, and its features are mirrored{signs}. {answer}"
-        note = f"{UNTRAINED}, but the law holds before any training."
-    return f"{law} {note}" if trained is False else law
+    return f"{law} The network is untrained: its answer means nothing yet." if trained is False else law
 
 
 def _distance(both: Tensor, sign: float = 1.0) -> float:
@@ -299,11 +255,6 @@ def _distance(both: Tensor, sign: float = 1.0) -> float:
 
 def _mirrored(difference: float) -> str:
     return "mirrored" if difference <= SAME else "not mirrored"
-
-
-def _place(number: int, seen: Captured) -> str:
-    last = seen.blocks - 1
-    return f"{seen.unit} {number} ({'the last' if number == last else f'of 0 to {last}'})"
 
 
 def _short(label: str) -> str:

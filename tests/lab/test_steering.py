@@ -6,13 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.probing import random
 from torch import Tensor
 
 from flopping.errors import UsageError
-from flopping.lab.probe import Moments, steer
-from flopping.lab.probe.fit import RIDGES, best_ridge, correlate, error_of, require_enough
-from flopping.lab.probe.report import Folds, examine
+from flopping.lab.probe import examine
+from flopping.lab.steering import RIDGES, Moments, best_ridge, correlate, error_of, require_enough, steer
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def involution(even: int, odd: int, seed: int, *, orthogonal: bool = False) -> Tensor:
@@ -23,14 +25,11 @@ def involution(even: int, odd: int, seed: int, *, orthogonal: bool = False) -> T
     return basis @ (signs[:, None] * torch.linalg.inv(basis))
 
 
-def folds(f: Tensor, g: Tensor) -> Folds:
+def folds(f: Tensor, g: Tensor) -> tuple[Moments, ...]:
     """Half of the pairs to fit, a quarter to choose the ridge, a quarter to test."""
     quarter = len(f) // 4
     cuts = ((0, 2 * quarter), (2 * quarter, 3 * quarter), (3 * quarter, len(f)))
-    return Folds(*(Moments(f.shape[1]).add(f[start:end], g[start:end]) for start, end in cuts))
-
-
-# ---------------------------------------------------------------- moments
+    return tuple(Moments(f.shape[1]).add(f[start:end], g[start:end]) for start, end in cuts)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 5), st.integers(0, 99))
@@ -48,9 +47,6 @@ def test_batches_give_what_all_pairs_give_at_once(sizes: list[int], channels: in
     assert streamed.pairs == number
 
 
-# ---------------------------------------------------------------- the fit
-
-
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 99), st.floats(-3, 3))
 def test_a_planted_matrix_is_found(even: int, odd: int, seed: int, scale: float) -> None:
     """Any involution, features of any size and mean, in few pairs."""
@@ -60,12 +56,12 @@ def test_a_planted_matrix_is_found(even: int, odd: int, seed: int, scale: float)
     matrix = involution(even, odd, seed)
     f = (random(20 * channels, channels, seed=seed) + 1) * 10**scale
     made = folds(f, f @ matrix.T)
-    found = examine("planted", made)
+    found = examine("planted", *made)
     assert (found.even, found.odd, found.live) == (even, odd, channels)
     assert found.error < 1e-10
     assert found.involution_error < 1e-10
     assert found.invariant_share == pytest.approx((even - odd) / channels, abs=1e-6)
-    torch.testing.assert_close(steer(made.fit).matrix, matrix, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(steer(made[0]).matrix, matrix, rtol=1e-5, atol=1e-5)
 
 
 def test_the_fit_is_that_of_least_squares_and_its_eigenvalues_lie_between_minus_one_and_one() -> None:
@@ -127,12 +123,13 @@ def test_the_best_ridge_is_the_one_with_the_least_error() -> None:
 def test_pure_noise_is_neither_even_nor_odd_and_held_out_pairs_show_it() -> None:
     """Few pairs for the channels: on its own pairs the fit looks better than it is."""
     f, g = random(2, 240, 40)
-    found = examine("noise", folds(f, g))
+    fit, choose, test = folds(f, g)
+    found = examine("noise", fit, choose, test)
     assert found.counts.neither == 1
     assert found.error > 0.99
-    unguarded = steer(folds(f, g).fit)
-    assert error_of(unguarded.matrix, unguarded.mean, folds(f, g).fit) < 0.9  # by chance alone
-    assert error_of(unguarded.matrix, unguarded.mean, folds(f, g).test) > 1.1
+    unguarded = steer(fit)
+    assert error_of(unguarded.matrix, unguarded.mean, fit) < 0.9  # by chance alone
+    assert error_of(unguarded.matrix, unguarded.mean, test) > 1.1
 
 
 def test_directions_that_never_differ_are_left_out() -> None:
@@ -144,16 +141,19 @@ def test_directions_that_never_differ_are_left_out() -> None:
     def more(x: Tensor) -> Tensor:
         return torch.cat((x, x[:, :2] - x[:, 2:4], torch.full((len(x), 1), 7.0)), 1)
 
-    found = examine("copies", folds(more(f), more(g)))
+    found = examine("copies", *folds(more(f), more(g)))
     assert (found.channels, found.live, found.even, found.odd) == (8, 5, 3, 2)
     assert found.error < 1e-10
 
 
-def test_too_few_pairs_and_features_without_a_spread_are_refused() -> None:
-    f = random(7, 4)
-    with pytest.raises(UsageError, match=r"'thin' has 4 channels.*8 pairs of places at least, got 7"):
-        require_enough(Moments(4).add(f, f), "thin")
-    with pytest.raises(UsageError, match="'flat' are the same"):
-        require_enough(Moments(4).add(torch.ones(9, 4), torch.ones(9, 4)), "flat")
-    with pytest.raises(UsageError, match="'broken' are not finite"):
-        require_enough(Moments(1).add(torch.full((9, 1), torch.nan), torch.ones(9, 1)), "broken")
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        (random(7, 4), "4 channels.* got 7"),
+        (torch.ones(9, 4), "the same"),
+        (torch.full((9, 4), torch.nan), "not finite"),
+    ],
+)
+def test_features_that_nothing_can_be_fitted_to_are_refused(features: Tensor, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"'thin'.*{reason}"):
+        require_enough(Moments(4).add(features, features), "thin")

@@ -1,4 +1,4 @@
-"""Which features of a network are probed, and how a place finds its mirror image.
+"""Which features of a network are probed, and where they lie in the image.
 
 B images, C channels, H x W places, P tokens without a place (the class token), K chosen places, N tokens.
 """
@@ -6,43 +6,36 @@ B images, C channels, H x W places, P tokens without a place (the class token), 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, cat, nn
 
 from flopping import nn as fnn
-from flopping.errors import UsageError
+from flopping.errors import UsageError, as_usage_error
 from flopping.functional.grid import Grid
 
 MOST_PREFIX = 8
 """No known network has more class and register tokens than this."""
 
 
-@dataclass(frozen=True)
-class Features:
+class Features(NamedTuple):
     """The features of a layer: maps `(B, C, H, W)`, and tokens without a place `(B, P, C)`."""
 
     maps: Tensor
     prefix: Tensor
 
-    @property
-    def places(self) -> int:
-        return self.maps.shape[2] * self.maps.shape[3]
+    def at(self, places: Tensor, *, mirrored: bool = False) -> Tensor:
+        """Features `(B, P + K, C)` of the tokens without a place, and of places, counted row by row `(K,)`.
 
-    def mirrored(self) -> Features:
-        """The columns of the maps in reverse order; tokens without a place stay."""
-        return Features(self.maps.flip(-1), self.prefix)
-
-    def at(self, places: Tensor) -> Tensor:
-        """Features `(B, P + K, C)` of the tokens without a place and of places, counted row by row `(K,)`."""
-        return cat((self.prefix, self.maps.flatten(2)[:, :, places].mT), 1)
+        `mirrored` gives the features at the mirrored places.
+        """
+        maps = self.maps.flip(-1) if mirrored else self.maps
+        return cat((self.prefix, maps.flatten(2)[:, :, places].mT), 1)
 
 
-@dataclass(frozen=True)
-class Layers:
+class Layers(NamedTuple):
     """Layers by name, and a function that gives their features for images."""
 
     names: tuple[str, ...]
@@ -58,57 +51,43 @@ def find_layers(model: nn.Module, example: Tensor, patterns: Sequence[str] = ())
     and ?; or among all modules. Modules give maps `(B, C, H, W)`, tokens `(B, N, C)` in the order of the image's rows
     behind a few class tokens, or features of our layers.
     """
-    try:
+    modules = [name for name, _ in model.named_modules() if name]
+    shape = " x ".join(map(str, example.shape[1:]))
+    context = f"{type(model).__name__} can't be probed with images of {shape}"
+    with as_usage_error(AssertionError, RuntimeError, TypeError, ValueError, context=context):
         if hasattr(model, "forward_intermediates"):
-            usual = _intermediates(model, example)
+            layers = _intermediates(model, example)
         else:
-            known = set(dict(model.named_modules()))
-            named = [name for name in _feature_names(model) if name in known]
-            usual = _hooked(model, named or list(_children(model)), example)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        shape = " x ".join(map(str, example.shape[1:]))
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{type(model).__name__} can't be probed with images of {shape}: {reason}") from error
-    if not patterns:
-        if not usual.names:
-            raise UsageError(
-                f"no layer of {type(model).__name__} gives maps (B, C, H, W) or tokens (B, N, C) that lie on a grid"
-                " of the image, so there is nothing to probe"
-            )
-        return usual
-    chosen = _matching(usual.names, patterns)
-    if chosen and hasattr(model, "forward_intermediates"):
-        return _intermediates(model, example, [usual.names.index(name) for name in chosen], chosen)
-    everything = [name for name, _ in model.named_modules() if name]
-    for pattern in patterns:
-        if not chosen and not _matching(everything, [pattern]):
-            names = ", ".join(usual.names) or "none"
-            raise UsageError(f"no layer is called {pattern!r}; those that are probed by default are {names}")
-    found = _hooked(model, chosen or _matching(everything, patterns), example)
-    if not found.names:
-        raise UsageError(
-            f"{', '.join(patterns)}: gives no maps (B, C, H, W) or tokens (B, N, C) on a grid of the image"
-        )
-    return found
+            named = [name for name in _feature_names(model) if name in modules]
+            layers = _hooked(model, named or list(_children(model)), example)
+    chosen = _matching(layers.names, patterns or ["*"])
+    if patterns and not chosen:
+        for pattern in patterns:
+            if not _matching(modules, [pattern]):
+                usual = ", ".join(layers.names) or "none"
+                raise UsageError(f"no layer is called {pattern!r}; those that are probed by default are {usual}")
+        layers = _hooked(model, _matching(modules, patterns), example)
+        chosen = list(layers.names)
+    if not chosen:
+        what = ", ".join(patterns) or f"no layer of {type(model).__name__}"
+        raise UsageError(f"{what}: probed layers give maps (B, C, H, W), or tokens (B, N, C) on a grid of the image")
+    places = [layers.names.index(name) for name in chosen]
+    return Layers(tuple(chosen), lambda images: list(map(layers.read(images).__getitem__, places)))
 
 
-def _intermediates(
-    model: Any, example: Tensor, indices: Sequence[int] | None = None, names: Sequence[str] = ()
-) -> Layers:
+def _intermediates(model: Any, example: Tensor) -> Layers:
     """Layers by `forward_intermediates`, as most networks of timm and ours have it."""
     options: dict[str, Any] = {"intermediates_only": True, "output_fmt": "NCHW"}
-    if indices is not None:
-        options |= {"indices": indices, "stop_early": True}
-    parameters = signature(model.forward_intermediates).parameters
-    if has_prefix := bool(getattr(model, "num_prefix_tokens", 0)) and "return_prefix_tokens" in parameters:
+    if getattr(model, "num_prefix_tokens", 0):
         options["return_prefix_tokens"] = True
+    known = signature(model.forward_intermediates).parameters
+    options = {name: value for name, value in options.items() if name in known}
 
     def read(images: Tensor) -> list[Features]:
         found = model.forward_intermediates(images, **options)
-        return [Features(*one) if has_prefix else Features(one, _no_prefix(one)) for one in found]
+        return [_without_prefix(one) if isinstance(one, Tensor) else Features(*one) for one in found]
 
-    number = len(read(example))
-    names = names or _feature_names(model)
+    names, number = _feature_names(model), len(read(example))
     return Layers(tuple(names if len(set(names)) == number else map(str, range(number))), read)
 
 
@@ -162,15 +141,14 @@ def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 def features_of(module: nn.Module, result: object, img_size: Grid) -> Features | None:
     """The result of a module as features on a grid; None if it has no grid."""
-    layout = module.out_layout if isinstance(module, fnn.Module) else None
-    if layout is not None and isinstance(result, tuple):
-        result = layout.merge(result)
+    if isinstance(module, fnn.Module) and module.out_layout is not None and isinstance(result, tuple):
+        result = module.out_layout.merge(result)
         if result.dim() == 4:
             result = result.permute(0, 3, 1, 2)
     if not isinstance(result, Tensor) or not result.is_floating_point():
         return None
     if result.dim() == 4:
-        return Features(result, _no_prefix(result))
+        return _without_prefix(result)
     grid = token_grid(result.shape[1], img_size) if result.dim() == 3 else None
     if grid is None:
         return None
@@ -192,5 +170,5 @@ def token_grid(tokens: int, img_size: Grid) -> Grid | None:
     return None
 
 
-def _no_prefix(maps: Tensor) -> Tensor:
-    return maps.new_zeros(len(maps), 0, maps.shape[1])
+def _without_prefix(maps: Tensor) -> Features:
+    return Features(maps, maps.new_zeros(len(maps), 0, maps.shape[1]))

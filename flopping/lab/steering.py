@@ -68,15 +68,10 @@ class Moments:
 
     def add(self, f: Tensor, g: Tensor) -> Moments:
         """Count features `(N, C)` and their mirror images."""
-        if f.shape != g.shape or f.dim() != 2 or f.shape[1] != self.channels:
-            raise ValueError(f"pairs are two tensors (N, {self.channels}), got {tuple(f.shape)} and {tuple(g.shape)}")
-        if not len(f):
-            return self
         f, g = f.double(), g.double()
         u, v = (f + g) / sqrt(2), (f - g) / sqrt(2)
         mean = u.mean(0)
-        self._join(len(f), mean / sqrt(2), (u - mean).T @ (u - mean), v.T @ v)
-        return self
+        return self._join(len(f), mean / sqrt(2), (u - mean).T @ (u - mean), v.T @ v)
 
     def __add__(self, other: Moments) -> Moments:
         """The moments of all pairs of both."""
@@ -85,14 +80,13 @@ class Moments:
             both._join(part.pairs, part.mean, part._even, part._odd)
         return both
 
-    def _join(self, pairs: int, mean: Tensor, even: Tensor, odd: Tensor) -> None:
+    def _join(self, pairs: int, mean: Tensor, even: Tensor, odd: Tensor) -> Moments:
         if pairs:
-            total = self.pairs + pairs
-            step = mean - self.mean
+            total, step = self.pairs + pairs, mean - self.mean
             self._even += even + torch.outer(step, step) * (2 * self.pairs * pairs / total)
             self._odd += odd
-            self.mean = self.mean + step * (pairs / total)
-            self.pairs = total
+            self.mean, self.pairs = self.mean + step * (pairs / total), total
+        return self
 
     @property
     def spread(self) -> Tensor:
@@ -150,7 +144,7 @@ def steer(moments: Moments, ridge: float = 0.0) -> Steering:
     variances, axes = _live(moments)
     scales = (variances + ridge * variances.mean()).sqrt()
     whiten = axes / scales
-    correlations, vectors = torch.linalg.eigh(_symmetric(whiten.T @ moments.cross @ whiten))
+    correlations, vectors = torch.linalg.eigh(whiten.T @ moments.cross @ whiten)
     correlations, vectors = correlations.flip(0).clamp(-1, 1), vectors.flip(1)
     return Steering(moments.mean, correlations, whiten @ vectors, (axes * scales) @ vectors)
 
@@ -214,10 +208,6 @@ def require_enough(moments: Moments, layer: str) -> None:
 
 def _live(moments: Moments) -> tuple[Tensor, Tensor]:
     """Variances `(R,)` and axes `(C, R)` of the directions in which features differ by more than rounding."""
-    variances, axes = torch.linalg.eigh(_symmetric(moments.spread))
+    variances, axes = torch.linalg.eigh(moments.spread)
     live = variances > ROUNDING * (variances[-1] + moments.mean.square().sum())
     return variances[live], axes[:, live]
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    return (matrix + matrix.T) / 2

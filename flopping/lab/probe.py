@@ -1,0 +1,259 @@
+"""How equivariant a network is already: a steering matrix for every layer, fitted to images and their mirror images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from flopping.data.augment import Preparation
+from flopping.data.datasets import is_named, open_dataset
+from flopping.data.folders import SPLITS, UnlabelledFolder
+from flopping.data.images import ImageDataset, IndexedDataset
+from flopping.data.loader import create_evaluation_loader
+from flopping.errors import UsageError
+from flopping.lab.feature_maps import find_layers
+from flopping.lab.steering import Moments, best_ridge, correlate, error_of, require_enough, steer
+
+FOLDS = torch.tensor([0, 0, 1, 2])
+"""Of four images in a row two are for the fit, one for the choice of the ridge, one for the test."""
+PLACES = 16
+"""Places of an image that are read in every layer, if it has as many."""
+PAIRS = 16
+"""Pairs for each channel that are wanted of all images together, by more places where a layer is wide."""
+PREDICTED = 0.5
+"""A direction is even or odd if the mirror image predicts at least this share of it: w² >= 1/2."""
+EIGHTHS = 8
+"""Shares of invariant channels in these steps make whole channels, and whole heads, in all networks of the paper."""
+
+
+class Shares(NamedTuple):
+    """How a whole splits into what is even, what is odd, and what the mirror image doesn't predict."""
+
+    even: float
+    odd: float
+    neither: float
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """A layer. Errors are shares of the variance of its features on images that the fit hasn't seen."""
+
+    name: str
+    channels: int
+    pairs: int
+    """Pairs of places in the test."""
+    ridge: float
+    error: float
+    """Error of A f, for the A of least squares."""
+    involution_error: float
+    """The same for the nearest A with A A = I, as an equivariant layer has it."""
+    identity_error: float
+    """The same for A = I: 0 if the layer is invariant, 2 if features of image and mirror image are independent."""
+    spectrum: tuple[tuple[float, float], ...]
+    """The correlation of every direction with its mirror image, largest in the fit first, and its share of variance."""
+
+    @property
+    def live(self) -> int:
+        """Directions in which features differ: fewer than channels where some are dead or depend on others."""
+        return len(self.spectrum)
+
+    @cached_property
+    def counts(self) -> Shares:
+        """The split of directions, each of which counts the same."""
+        return Shares(*(number / self.live for number in _split([(w, 1.0) for w, _ in self.spectrum])))
+
+    @cached_property
+    def variances(self) -> Shares:
+        """The split of variance."""
+        return _split(self.spectrum)
+
+    @property
+    def even(self) -> int:
+        return round(self.counts.even * self.live)
+
+    @property
+    def odd(self) -> int:
+        return round(self.counts.odd * self.live)
+
+    @property
+    def invariant_share(self) -> float:
+        """The trace of A over its size: a direction counts as (1 + w) / 2 even and (1 - w) / 2 odd.
+
+        A layout with the share s of invariant channels has (1 + s) / 2 even and (1 - s) / 2 odd ones.
+        """
+        return sum(w for w, _ in self.spectrum) / self.live
+
+    def as_dict(self) -> dict[str, Any]:
+        shares = {"counts": self.counts._asdict(), "variances": self.variances._asdict()}
+        return asdict(self) | shares | {key: getattr(self, key) for key in ("live", "even", "odd", "invariant_share")}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All layers of a network, in their order."""
+
+    images: int
+    layers: tuple[LayerReport, ...]
+
+    @property
+    def invariant_share(self) -> float:
+        """The mean over the layers: our networks have one share for all of their blocks."""
+        return sum(layer.invariant_share for layer in self.layers) / len(self.layers)
+
+    @property
+    def suggested_share(self) -> float:
+        """The nearest eighth that our networks take; they have no fewer even channels than odd ones."""
+        return max(0, round(EIGHTHS * self.invariant_share)) / EIGHTHS
+
+    def verdict(self) -> str:
+        """The mean shares, and the network that they suggest."""
+        columns = zip(*(layer.counts for layer in self.layers), strict=True)
+        even, odd, neither = (sum(column) / len(self.layers) for column in columns)
+        share = self.invariant_share
+        more = " (it has more odd directions than even ones, which no network of ours has)"
+        return (
+            f"Of all directions, {even:.0%} are even, {odd:.0%} odd, and {neither:.0%} are not predicted by the mirror"
+            f" image. Each counted by its correlation, that is {(1 + share) / 2:.0%} even and {(1 - share) / 2:.0%}"
+            f" odd: an equivariant network with invariant_share={self.suggested_share:g}"
+            f"{more if share <= -0.5 / EIGHTHS else ''}."
+        )
+
+
+def _split(weighted: Sequence[tuple[float, float]]) -> Shares:
+    """Weights of correlations, by whether they are near 1, near -1, or neither.
+
+    >>> _split([(1.0, 0.25), (-0.9, 0.25), (0.5, 0.5)])
+    Shares(even=0.25, odd=0.25, neither=0.5)
+    """
+    even = sum(weight for w, weight in weighted if w > 0 and w * w >= PREDICTED)
+    odd = sum(weight for w, weight in weighted if w < 0 and w * w >= PREDICTED)
+    return Shares(even, odd, sum(weight for w, weight in weighted if w * w < PREDICTED))
+
+
+def probe(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    images: int,
+    *,
+    layers: Sequence[str] = (),
+    seed: int = 0,
+    each: Callable[[int], None] = lambda _: None,
+) -> Report:
+    """How well the features of mirror images are predicted by those of images, layer by layer.
+
+    `batches` are images `(B, C, H, W)` as the network takes them, in random order, on its device; the first `images`
+    of them are used. `layers` as for `find_layers`. Memory is needed for six matrices C x C in float64 per layer, and
+    the features of one batch. The network runs in evaluation mode, and is left as it was.
+
+    >>> from flopping.models import VisionTransformer
+    >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, invariant_share=0.5)
+    >>> layer = probe(model, torch.randn(4, 8, 3, 32, 32), images=32).layers[-1]
+    >>> layer.name, layer.even, layer.odd, layer.error < 1e-6
+    ('blocks.1', 12, 4, True)
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            number, moments = _collect(model.eval(), batches, images, layers, seed, each)
+    finally:
+        for module, training in modes:
+            module.training = training
+    if number < len(FOLDS):
+        raise UsageError(f"a probe takes {len(FOLDS)} images at least, got {number}")
+    return Report(number, tuple(examine(name, *folds) for name, folds in moments.items()))
+
+
+def _collect(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    images: int,
+    patterns: Sequence[str],
+    seed: int,
+    each: Callable[[int], None],
+) -> tuple[int, dict[str, list[Moments]]]:
+    """How many images there were, and the moments of each layer, one for each fold. No image is in two folds."""
+    generator = torch.Generator().manual_seed(seed)
+    moments: dict[str, list[Moments]] = {}
+    number, layers = 0, None
+    for batch in batches:
+        batch = batch[: images - number]
+        layers = layers or find_layers(model, batch[:1], patterns)
+        folds = FOLDS[torch.arange(number, number + len(batch)) % len(FOLDS)].to(batch.device)
+        for name, one, other in zip(layers.names, layers.read(batch), layers.read(batch.flip(-1)), strict=True):
+            _, channels, height, width = one.maps.shape
+            wanted = max(PLACES, -(-PAIRS * channels // images))
+            places = torch.randperm(height * width, generator=generator)[:wanted].to(batch.device)
+            f, g = one.at(places), other.at(places, mirrored=True)
+            for fold, moment in enumerate(moments.setdefault(name, [Moments(channels, f.device) for _ in range(3)])):
+                moment.add(f[folds == fold].flatten(0, 1), g[folds == fold].flatten(0, 1))
+        number += len(batch)
+        each(number)
+        if number >= images:
+            break
+    return number, moments
+
+
+def examine(name: str, fit: Moments, choose: Moments, test: Moments) -> LayerReport:
+    """Choose the ridge, fit to all images but those of the test, and test."""
+    require_enough(fit, name)
+    ridge = best_ridge(fit, choose)
+    found = steer(fit + choose, ridge)
+    correlations, weights = correlate(found, test)
+    matrices = found.matrix, found.involution, torch.eye(fit.channels, dtype=torch.float64, device=found.mean.device)
+    best, involution, identity = (error_of(matrix, found.mean, test) for matrix in matrices)
+    spectrum = tuple(zip(correlations.tolist(), weights.tolist(), strict=True))
+    return LayerReport(name, fit.channels, test.pairs, ridge, best, involution, identity, spectrum)
+
+
+class Subset(IndexedDataset):
+    """Some images of a data set, in an order of their own."""
+
+    def __init__(self, source: IndexedDataset, indices: Sequence[int]) -> None:
+        self.source, self.indices = source, indices
+        self.name, self.classes = source.name, source.classes
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        return self.source.read(self.indices[index])
+
+    def locate(self, index: int) -> str:
+        return self.source.locate(self.indices[index])
+
+
+def open_images(data: str, root: str | None, number: int, seed: int) -> ImageDataset:
+    """At most `number` images, chosen at random; of shards, the first ones.
+
+    `data` is the name of a data set, of which the test images are taken; or a folder: the images in its folder of test
+    images (val/), or if there is none, all images in it and below. Classes don't matter.
+    """
+    if is_named(data):
+        images = open_dataset(data, "test", root)
+    elif root is not None:
+        raise UsageError(f"--root goes with a data set by name, and {data!r} is a folder")
+    else:
+        folder = Path(data)
+        images = UnlabelledFolder(next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder))
+    if not isinstance(images, IndexedDataset):
+        return images
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    return Subset(images, order[:number].tolist())
+
+
+def read_batches(
+    images: ImageDataset, preparation: Preparation, batch: int, workers: int, unreadable: set[str]
+) -> Iterator[Tensor]:
+    """Batches `(B, C, H, W)` as a network takes them. What can't be read is left out and added to `unreadable`."""
+    for found in create_evaluation_loader(images, preparation, batch, workers):
+        unreadable.update(map(images.locate, found.unreadable))
+        readable = (found.labels >= 0).to(found.images.device)
+        if readable.any():
+            yield found.images[readable]
