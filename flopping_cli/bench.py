@@ -147,8 +147,8 @@ def networks(
     if latency and (train or batch not in (None, 1)):
         got = "--train" if train else f"--batch {batch}"
         raise UsageError(f"--latency is inference with batch 1, got {got}")
-    if budget is not None and (models or budget != budget):
-        raise UsageError(f"--budget is a number of minutes, for --paper or --goals; got --budget {budget:g}")
+    if budget is not None and models:
+        raise UsageError(f"--budget is for --paper or --goals, got --budget {budget:g} and names of networks")
     if train and Mode.frozen in (mode or ()):
         raise UsageError("compiled-frozen makes constants of the weights, so it can't train: use another mode")
     on = "cpu" if goals else str(resolve_device(device))

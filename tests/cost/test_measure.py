@@ -13,7 +13,7 @@ import pytest
 
 from flopping.cost import measure
 from flopping.cost.measure import ChildProcess, Session
-from flopping.cost.protocol import Protocol, plan_records
+from flopping.cost.protocol import CPU_PROTOCOL, Protocol, plan_records
 from flopping.cost.records import Record, Setting, read
 
 NETWORKS = Path(__file__).parents[1] / "support" / "networks_to_measure.py"
@@ -99,7 +99,7 @@ def test_the_command_ends_in_the_middle_of_the_rounds(tmp_path: Path, ended_by: 
     command, environment = [sys.executable, "-m", "flopping", *words], {**os.environ, "TELL": str(log)}
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
-    before_rounds = 4 + 1 + plan.CPU_PROTOCOL.warmup
+    before_rounds = 4 + 1 + CPU_PROTOCOL.warmup
     while runs() < before_rounds + 20:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -125,7 +125,7 @@ def test_interrupt_while_memory_is_measured() -> None:
     records: list[Record] = []
     session = Session(SHORT, records.append, progress=lambda *_: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        session.measure([plan.cases([network("Net")], [EAGER])])
+        session.measure([plan_records([network("Net")], [EAGER])])
     assert records == []
 
 
