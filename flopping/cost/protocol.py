@@ -35,7 +35,8 @@ def plan_records(
 
     A network is compared with X if it is E(X), H(X) or I(X), or with the given baseline, which is added to the list.
 
-    >>> [record.model for record in plan_records(["E(ViT-S)"], [Setting()])]
+    >>> setting = Setting("compiled", "inference", "cpu", "float32", batch=8, threads=2)
+    >>> [record.model for record in plan_records(["E(ViT-S)"], [setting])]
     ['deit3_small_patch16_224', 'deit3_flop_small_patch16_224']
     """
     models = [name if ":" in name else registered_name(name) for name in [*names, *filter(None, [baseline])]]

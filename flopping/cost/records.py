@@ -15,6 +15,7 @@ from flopping.cost.timing import Timing
 from flopping.errors import UsageError, as_usage_error, pluralize
 from flopping.machine import Machine
 
+FORMAT = "flopping-bench-1"
 MODES = ("eager", "compiled", "compiled-frozen")
 EXPORTED = "onnxruntime"
 """The mode of an exported network, which `flopping bench export` measures."""
@@ -31,15 +32,15 @@ class Setting:
 
     __pydantic_config__ = STRICT
 
-    mode: Annotated[str, Field(pattern=f"^({'|'.join((*MODES, EXPORTED))})$")] = "compiled"
+    mode: Annotated[str, Field(pattern=f"^({'|'.join((*MODES, EXPORTED))})$")]
     """eager; compiled; compiled-frozen: compiled with the weights as constants; onnxruntime: exported."""
-    task: Annotated[str, Field(pattern=f"^({'|'.join(TASKS)})$")] = "inference"
+    task: Annotated[str, Field(pattern=f"^({'|'.join(TASKS)})$")]
     """inference; training: forward, backward and a step of AdamW."""
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str
+    dtype: str
     """Others than float32 are autocast: weights stay in float32."""
-    batch: Annotated[int, Field(ge=1)] = 8
-    threads: int = 1
+    batch: Annotated[int, Field(ge=1)]
+    threads: int
     """CPU threads."""
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class Record:
 
     __pydantic_config__ = STRICT
 
-    format: Literal["flopping-bench-1"] = "flopping-bench-1"
+    format: Literal["flopping-bench-1"]
     model: str
     """The registered name, or FILE.py:ATTRIBUTE."""
     paper: str | None
@@ -113,8 +114,9 @@ class Record:
 
 def new_record(**known: Any) -> Record:
     """A record with these values, and no figures beside them."""
-    values: dict[str, Any] = {field.name: None for field in fields(Record) if field.name != "format"}
-    return Record(**values | {"input_size": (), "params": 0, "seconds": (), "run": "", "warmup": 0} | known)
+    values: dict[str, Any] = {field.name: None for field in fields(Record)}
+    values |= {"format": FORMAT, "input_size": (), "params": 0, "seconds": (), "run": "", "warmup": 0}
+    return Record(**values | known)
 
 
 def to_line(record: Record) -> str:

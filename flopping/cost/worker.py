@@ -41,7 +41,8 @@ class Run:
     Training is forward, cross-entropy, backward and a step of AdamW, with the loss scaled for float16. The network is
     compiled with torch's defaults, the optimiser is not compiled. Precisions other than float32 are autocast.
 
-    >>> Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), Setting("eager", "training"))()
+    >>> setting = Setting("eager", "training", "cpu", "float32", batch=2, threads=1)
+    >>> Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), setting)()
     """
 
     def __init__(self, model: nn.Module, x: Tensor, setting: Setting) -> None:
@@ -174,7 +175,7 @@ def measure_time(job: dict[str, Any], emit: Emit) -> None:
             emit("problem", key=case["key"], problem=_explain(error))
     emit("prepared")
     if runs:
-        alone = Setting("eager", device=job["cases"][0]["setting"]["device"])
+        alone = Setting("eager", "inference", job["cases"][0]["setting"]["device"], "float32", NOISE_SIZE, 1)
         noise = Run(nn.Linear(NOISE_SIZE, NOISE_SIZE), torch.randn(NOISE_SIZE, NOISE_SIZE), alone)
         start, limit = perf_counter(), job["seconds"]
         interleave(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.measurements import in_setting
 
 from flopping.cost import measure
 from flopping.cost.measure import ChildProcess, Session
@@ -17,7 +18,7 @@ from flopping.cost.protocol import CPU_PROTOCOL, Protocol, plan_records
 from flopping.cost.records import Record, Setting, read
 
 NETWORKS = Path(__file__).parents[1] / "support" / "networks_to_measure.py"
-EAGER = Setting("eager", batch=2)
+EAGER = in_setting(mode="eager", batch=2)
 SHORT = Protocol(batch=2, dtype="float32", warmup=1, repeats=3)
 PROBLEMS = {
     "Endless": "out of memory",
@@ -67,7 +68,8 @@ def test_good_and_bad_networks_in_one_run() -> None:
 
 @pytest.mark.long
 def test_compiled_code() -> None:
-    record = measured(["Net"], [Setting("compiled", batch=2)])["Net", Setting("compiled", batch=2)]
+    compiled = in_setting(mode="compiled", batch=2)
+    record = measured(["Net"], [compiled])["Net", compiled]
     assert record.problem is None
     assert record.compile_seconds is not None
     assert record.compile_seconds > 0
@@ -77,7 +79,9 @@ def test_what_cannot_be_measured_is_a_row(monkeypatch: pytest.MonkeyPatch) -> No
     """A precision that does not run, and a group that would begin after the budget."""
     monkeypatch.setattr(measure, "precision_problem", lambda dtype, _: "crashes" if dtype == "bfloat16" else None)
     records: list[Record] = []
-    cases = plan_records([network("Net")], [EAGER, Setting("eager", "training", dtype="bfloat16", batch=2)])
+    cases = plan_records(
+        [network("Net")], [EAGER, in_setting(mode="eager", task="training", dtype="bfloat16", batch=2)]
+    )
     Session(SHORT, records.append, budget=0.01).measure([cases, cases[:1]])
     good, other, late = records
     assert (len(good.seconds), good.problem) == (SHORT.repeats, None)

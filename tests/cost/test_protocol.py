@@ -1,13 +1,14 @@
 """What is measured: networks beside their baselines, the paper's rows, and the goals."""
 
+from support.measurements import in_setting, ordinary
+
 from flopping.cost.protocol import group_by_baseline, paper_networks, plan_records
 from flopping.cost.records import Record, Setting
 from flopping.lab.bench.goals import GOALS, SETTINGS, Verdict, plan_goals, verdicts
 from flopping.models import paper_names
 from flopping.models.paper import results
-from support.measurements import ordinary
 
-ONE = [Setting()]
+ONE = [in_setting()]
 
 
 def pairs(names: list[str], baseline: str | None = None) -> list[tuple[str, str | None]]:
@@ -44,6 +45,6 @@ def test_goals_are_judged_within_a_run() -> None:
 
     assert list(verdicts(measured("a"))) == [Verdict("E(ViT-S)", "compiled", 1.7, 1.6)]
     assert list(verdicts([measured("a")[0], measured("b")[1]])) == []
-    assert list(verdicts(measured("a", Setting("compiled", batch=4, threads=2)))) == []
+    assert list(verdicts(measured("a", in_setting(batch=4)))) == []
     found = {(record.paper, record.setting.mode) for record in plan_goals() if record.baseline is not None}
     assert found == {(name, mode) for name, modes in GOALS.items() for mode in modes}

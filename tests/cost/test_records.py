@@ -24,7 +24,9 @@ RECORDS = st.builds(
     st.just(RECORD),
     model=TEXT,
     paper=MAYBE,
-    setting=st.builds(Setting, st.sampled_from(MODES), st.sampled_from(TASKS), TEXT, batch=st.integers(1, 512)),
+    setting=st.builds(
+        Setting, st.sampled_from(MODES), st.sampled_from(TASKS), TEXT, TEXT, st.integers(1, 512), st.just(2)
+    ),
     input_size=st.lists(st.integers(1, 1024), max_size=4).map(tuple),
     params=st.integers(0, 10**12),
     flops=st.none() | st.floats(0, 1e15),
@@ -47,18 +49,20 @@ def test_records_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory
     assert read(path) == [*records, records[0]]
 
 
-def changed(key: str, value: object) -> str:
-    """The line of a record with another value at `a` or `a.b`."""
+def changed(key: str, *value: object) -> str:
+    """The line of a record with another value, or none, at `a` or `a.b`."""
     found = json.loads(LINE)
     *outer, name = key.split(".")
-    (found[outer[0]] if outer else found)[name] = value
+    inner = found[outer[0]] if outer else found
+    inner.pop(name, None)
+    inner |= dict(zip([name], value, strict=False))
     return json.dumps(found)
 
 
 BAD = {
     "no JSON": ("once upon a time", "Invalid JSON"),
     "another version": (changed("format", "flopping-bench-9"), "got 'flopping-bench-9'"),
-    "a missing key": (LINE.replace('"params"', '"params2"'), "params: "),
+    **{f"no {key}": (changed(key), f"{key}: ") for key in ("format", "params", "setting.batch", "machine.gpu")},
     "an unknown key": (changed("colour", "red"), "colour: "),
     "a float that overflows": (changed("flops", 1.5).replace("1.5", "1e999"), "flops: "),
     "text for a number": (changed("params", "many"), "got 'many'"),

@@ -203,7 +203,7 @@ def test_foreign_text_stays_text_and_notes_are_there(text: str) -> None:
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("width", [1280, 400])
 def test_a_browser_shows_all_of_it(folder: Path, tmp_path: Path, width: int) -> None:
     found = seen(folder / PAGE, tmp_path, width)
     assert found["width"] == width
@@ -217,6 +217,9 @@ def test_a_browser_shows_all_of_it(folder: Path, tmp_path: Path, width: int) -> 
         assert across > 0.6 * width
         assert high > 0.25 * across
     assert all(across > 300 and high > 300 for _, across, high in found["tables"])
+    own, *others = found["tables"]  # which has a name of 66 characters
+    assert own[1] > others[0][1]
+    assert width < 1000 or all(left + across <= width for left, across, _ in others), "a table is clipped"
 
 
 @needs_browser

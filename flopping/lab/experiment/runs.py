@@ -124,7 +124,7 @@ class Experiment:
         self, options: Sequence[str], machine: RunOptions, say: Callable[[str], None], report: Callable[[], None]
     ) -> None:
         """Measure the paces, run all that has not finished, and call `report` after every run."""
-        for split in ("train", "val"):
+        for split in ("train", "test"):
             open_dataset(self.data, split)  # data that cannot be read is refused before the folder is created
         taken = f"another process ({{}}) works in {str(self.path)!r}: wait until it ends"
         with folder_lock(self.path, taken.format):
