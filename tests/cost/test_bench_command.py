@@ -43,18 +43,13 @@ def test_refusals(arguments: list[str], message: str) -> None:
     assert message in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("text", ["my notes\n", "\x00\xff"])
-def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path, text: str) -> None:
-    out = tmp_path / "notes.txt"
-    out.write_text(text, encoding="latin-1")
-    result = bench("E(ViT-S)", "-o", str(out))
-    assert result.exit_code == 2
-    assert "notes.txt" in result.output
-    assert out.read_text(encoding="latin-1") == text
-
-
-def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    for out in (tmp_path / "missing" / "out.jsonl", tmp_path):
-        result = bench("E(ViT-S)", "-o", str(out))
-        assert result.exit_code == 2
-        assert str(out) in result.output
+@pytest.mark.parametrize("command", [["E(ViT-S)"], ["export"]])
+@pytest.mark.parametrize("place", ["notes.txt", "bytes", "missing/out.jsonl", ""])
+def test_places_for_records_that_are_refused_at_once(tmp_path: Path, command: list[str], place: str) -> None:
+    files = {"notes.txt": b"my notes\n", "bytes": b"\x00\xff"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    result = bench(*command, "-o", str(tmp_path / place))
+    assert result.exit_code == 2, result.output
+    assert str(tmp_path / place) in result.output
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files

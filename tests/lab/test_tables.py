@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from support.measurements import MACHINE, RECORD, equivariant, many, ordinary, own
+from support.measurements import MACHINE, equivariant, in_setting, many, ordinary, own
 
 from flopping.lab.report import tables
 from flopping.lab.report.comparison import Row, compare
@@ -106,10 +106,8 @@ def test_families_are_headed_in_the_order_of_the_paper() -> None:
 
 def test_the_title_names_the_gpu_if_it_was_used() -> None:
     machine = replace(MACHINE, gpu="A100")
-    (row,) = compare([ordinary(machine=machine, setting=replace(RECORD.setting, device="cuda"))])
-    assert "cuda, 2 threads, A100" in tables.markdown([row])
-    (row,) = compare([ordinary(machine=machine)])
-    assert "cpu, 2 threads, Testor 9000" in tables.markdown([row])
+    for device, words in (("cuda", "cuda, 2 threads, A100"), ("cpu", "cpu, 2 threads, Testor 9000")):
+        assert words in tables.markdown(compare([ordinary(machine=machine, setting=in_setting(device=device))]))
 
 
 @pytest.mark.parametrize("write", [in_terminal, tables.markdown, tables.latex], ids=["terminal", "markdown", "latex"])
