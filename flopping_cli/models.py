@@ -24,7 +24,7 @@ def models(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per network.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """List all networks by family: the paper's name, the registered name, parameters and FLOPs beside the paper's.
+    """List all networks by family: the paper's name, the registered name, parameters and FLOPs.
 
     Examples: flopping models; flopping models "E(*)" --wide; flopping models "deit3_*" --json
     """
