@@ -207,7 +207,7 @@ def registered_name(name: str) -> str:
     """
     papers = paper_names()
     found = {_plain(paper): registered for paper, registered in papers.items()}.get(_plain(name))
-    if found is not None:
+    if found is not None and name.count("(") == name.count(")"):
         return found
     if timm.is_model(name):
         return name

@@ -104,10 +104,11 @@ def test_models_command() -> None:
     found = [json.loads(line) for line in listed.stdout.splitlines()]
     assert [row["name"] for row in found] == list(match_names("*test_patch16_64"))
     assert found[0]["params"] == sum(p.numel() for p in timm.create_model(found[0]["name"]).parameters())
-    shown = runner.invoke(app, ["models", "e(vit-s)"], env={"COLUMNS": "150"})
-    (line,) = [line for line in shown.stdout.splitlines() if "deit3_flop_small_patch16_224" in line]
-    cells = [cell.strip() for cell in line.strip("│").split("│")]
-    assert cells == ["E(ViT-S)", "deit3_flop_small_patch16_224", "11.04", "11.0", "met", "2.553", "2.6", "met", "2.478"]
+    main = ["E(ViT-S)", "deit3_flop_small_patch16_224", "11.04", "2.553"]
+    for wide, more in (([], []), (["--wide"], ["2.478", "11.0", "met", "2.6", "met"])):
+        shown = runner.invoke(app, ["models", "e(vit-s)", *wide], env={"COLUMNS": "40"})
+        (line,) = [line.split() for line in shown.stdout.splitlines() if line.startswith("E(ViT-S)")]
+        assert line == main + more
     refused = runner.invoke(app, ["models", "E(ViT-Q)"], env={"COLUMNS": "150"})
     assert [result.exit_code for result in (listed, shown, refused)] == [0, 0, 2]
     assert "'E(ViT-Q)'" in refused.output
