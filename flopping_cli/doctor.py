@@ -34,7 +34,7 @@ def doctor(
 
     Examples: flopping doctor; flopping doctor --device cpu --json
     """
-    from flopping.cost.plan import check_device
+    from flopping.cost.protocol import check_device
     from flopping.errors import UsageError, pluralize
     from flopping.lab.doctor import describe_machine, examine, plan, sentence
 

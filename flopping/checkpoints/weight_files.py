@@ -20,7 +20,7 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import atomic_write, atomic_write_folder, require_writable
+from flopping.files import atomic_write, require_writable
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a folder that timm loads."""
@@ -144,18 +144,21 @@ def require_output_folder(path: Path, overwrite: bool) -> None:
         raise UsageError(f"{str(path)!r} holds more than a saved network ({others[0]!r}), and is not replaced")
 
 
-def write_folder(
+def fill_folder(
+    folder: Path,
     model: nn.Module,
-    path: Path,
     model_args: Mapping[str, Any],
     labels: Sequence[str] | None = None,
     input_size: Sequence[int] | None = None,
 ) -> None:
-    """A folder that timm loads: the weights, and a config with the arguments, the classes and the preprocessing."""
-    with atomic_write_folder(path) as place:
-        save_config_for_hf(model, place / CONFIG, {} if labels is None else {"label_names": list(labels)}, model_args)
-        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-        if input_size is not None:
-            config["pretrained_cfg"]["input_size"] = list(input_size)
-        (place / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        _save(model.state_dict(), place / WEIGHTS)
+    """Write what timm loads a network from into a folder that `atomic_write_folder` made.
+
+    These are the weights, and a config with the arguments, the classes and the preprocessing.
+    """
+    path = folder / CONFIG
+    save_config_for_hf(model, path, {} if labels is None else {"label_names": list(labels)}, model_args)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if input_size is not None:
+        config["pretrained_cfg"]["input_size"] = list(input_size)
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    _save(model.state_dict(), folder / WEIGHTS)

@@ -282,7 +282,8 @@ class ConvNeXt(Backbone):
         return out
 
     def forward_all(self, x: Tensor) -> Tensor:
-        if self.training or torch.is_grad_enabled():  # every parameter gets a gradient, as distributed training asks
+        wants_gradients = torch.is_grad_enabled() and next(self.parameters()).requires_grad
+        if self.training or wants_gradients:  # every parameter gets one, as distributed training asks
             return super().forward_all(x)
         even, *_ = self._run(self._layers, self.embed(x), functional.invariant_only)  # no head reads odd channels
         logits: Tensor = self.head(even)

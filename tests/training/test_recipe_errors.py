@@ -40,7 +40,7 @@ def test_a_recipe_needs_little() -> None:
 FILES = {
     "": ["a table of fields", "empty"],
     "- a\n- b\n": ["a table of fields", "['a', 'b']"],
-    "lr: 1": ["family, epochs, batch_size, optimizer"],
+    "lr: 1": ["epochs, batch_size, optimizer"],
     "lr: [1": ["line 1", "','"],
     "about:\n\tsource: me": ["line 2", "'\\t'", "indent by spaces"],
     SMALL + "lr: 1e-3\n": ["line 7", '"lr"'],

@@ -211,7 +211,7 @@ def test_images_that_cannot_be_read_are_listed(tmp_path: Path, started: Callable
     tested = call("eval", str(tmp_path / "run"), "--data", str(broken), "--workers", "1")
     assert tested.code == 1, tested.err
     assert f"1 image could not be read and was left out: {paths[3]}. Replace it" in tested.err
-    assert "on 11 test images" in tested.out
+    assert "on 11 images" in tested.out
 
 
 def test_too_many_of_them_stop_a_run(started: Callable[..., list[str]], broken: Path) -> None:
