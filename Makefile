@@ -17,6 +17,9 @@ TIMM_SUITE := build/timm-suite
 TIMM_TESTS := $(TIMM_SUITE)/timm-$(TIMM)/tests/test_models.py
 TIMM_PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/pytest -p support.timm_plugin -q -W ignore $(TIMM_TESTS)
 
+# packages of the extra `clients`, in an environment of their own that finds all others in .venv
+CLIENTS := build/clients-venv
+
 RESULTS := docs/results
 BUDGET ?= 60
 # for larger machines: SCALE multiplies the epochs, TRAIN_IMAGES is 50000 at most; another scale or
@@ -28,7 +31,7 @@ CIFAR10 ?= build/cifar10-$(TRAIN_IMAGES)
 SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint timm-suite bench-layers bench-models results experiment-cifar10 wheel-check docs clean
+.PHONY: help demo test test-long clients lint timm-suite bench-layers bench-models results experiment-cifar10 wheel-check docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -42,6 +45,9 @@ test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the sm
 
 test-long: $(READY) ## what takes too long for every change: training on every network, runs killed many times (an hour)
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m long --durations 10 tests
+
+clients: $(CLIENTS)/.ready ## test what users put around a backbone: segmentation, detection, transformers (minutes)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest -q -W ignore tests/clients
 
 timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (half an hour)
 	$(TIMM_PYTEST) --durations 10
@@ -98,6 +104,14 @@ $(TIMM_TESTS): $(READY)
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: \
 	--dest $(TIMM_SUITE) timm==$(TIMM)
 	@tar -xzf $(TIMM_SUITE)/timm-$(TIMM).tar.gz -C $(TIMM_SUITE) && touch $@
+
+$(CLIENTS)/.ready: $(READY)
+	@echo "Setting up $(CLIENTS)"
+	@rm -rf $(CLIENTS) && $(BIN)/python -m venv $(CLIENTS)
+	@$(BIN)/python -c 'import sys, sysconfig; print(f"import site; site.addsitedir({sysconfig.get_path(sys.argv[1])!r})")' purelib \
+	>"$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	@$(CLIENTS)/bin/python $(PIP_INSTALL) --no-build-isolation --editable '.[clients]'
+	@touch $@
 
 clean: ## remove .venv, caches and built files
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,6 +17,7 @@ from flopping_cli import (  # noqa: F401 - they register their commands
     bench_export,
     convert,
     count,
+    doctor,
     experiment,
     export,
     models,

@@ -111,6 +111,13 @@ app = typer.Typer(
 )
 
 
+OwnCode = Annotated[
+    str | None,
+    typer.Option(
+        "--code",
+        help="FILE.py:ATTRIBUTE, for a checkpoint whose network is your own code: it runs only if you name it.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only results, warnings and errors.")]
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console, say
+from flopping_cli.common import OwnCode, Quiet, app, progress_console, say
 
 
 @app.command()
@@ -30,6 +30,7 @@ def export(
     img_size: Annotated[int | None, typer.Option(min=1, help="Size of images, for a model by name.")] = None,
     opset: Annotated[int | None, typer.Option(help="Version of ONNX's operators, 18 to 23; 20 by default.")] = None,
     average: Annotated[bool, typer.Option("--average", help="Averaged weights (EMA) of a checkpoint.")] = False,
+    code: OwnCode = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     quiet: Quiet = False,
@@ -54,6 +55,7 @@ def export(
                 opset=opset,
                 img_size=img_size,
                 average=average,
+                code=code,
                 force=force,
                 progress=lambda text: status.update(escape(text)),
             )

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import CTRL_C, Quiet, app, say
+from flopping_cli.common import CTRL_C, OwnCode, Quiet, app, say
 from flopping_cli.train import Device
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def predict(
         bool, typer.Option("--check-mirror", help="Run the mirrored images, too, and say what they change.")
     ] = False,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    code: OwnCode = None,
     img_size: Annotated[
         int | None, typer.Option(min=1, help="Another size of images, for networks that are no checkpoint.")
     ] = None,
@@ -95,7 +96,7 @@ def predict(
             photos.append(photo)
     if not photos:
         raise UsageError("there are no images to classify")
-    classifier = open_classifier(target, average=average, img_size=img_size, device=resolve_device(device))
+    classifier = open_classifier(target, average=average, code=code, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
         say(f"Warning: {classifier.name} has no trained weights here: its answers mean nothing.", console)
     # rows that appear in the same terminal are progress enough

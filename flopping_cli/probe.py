@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import Quiet, app, progress_console, report_unreadable, say
+from flopping_cli.common import OwnCode, Quiet, app, progress_console, report_unreadable, say
 from flopping_cli.train import Device, Root
 
 CAPTION = (
@@ -51,6 +51,7 @@ def probe(
         ),
     ] = None,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    code: OwnCode = None,
     img_size: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Size of images, for models by name that take one size.")
     ] = None,
@@ -94,7 +95,7 @@ def probe(
         require_writable(output, force)
         require_matplotlib()
     found = open_images(data, root, images, seed)
-    classifier = open_classifier(target, average=average, img_size=img_size, device=resolve_device(device))
+    classifier = open_classifier(target, average=average, code=code, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
         say(f"{target} has no trained weights: this is how it starts")
     number, unreadable = min(images, len(found)), set[str]()

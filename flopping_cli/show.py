@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console
+from flopping_cli.common import OwnCode, Quiet, app, progress_console
 
 
 @app.command()
@@ -41,6 +41,7 @@ def show(
     ] = None,
     channels: Annotated[int, typer.Option(min=1, max=8, help="How many channels of each kind are shown.")] = 3,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    code: OwnCode = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The numbers, as one JSON object.")] = False,
     quiet: Quiet = False,
@@ -61,7 +62,7 @@ def show(
     with progress_console(quiet).status("looking at the image and its mirror image"):
         from flopping.deploy.classifier import open_classifier
 
-        view = look(open_classifier(model, average=average), picture, block=block, channels=channels)
+        view = look(open_classifier(model, average=average, code=code), picture, block=block, channels=channels)
         write_files(view, image, files)
     if json:
         typer.echo(json_module.dumps({**view.numbers, "image": image, "files": list(map(str, files))}))

@@ -15,6 +15,7 @@ from rich.text import Text
 from flopping_cli.common import (
     CTRL_C,
     INTERRUPTED,
+    OwnCode,
     Quiet,
     app,
     is_rank0,
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
     from flopping.training.evaluate import Accuracy
     from flopping.training.job import Job
 
-OwnCode = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="Your own code, as my_net.py:build, for a checkpoint of it; it runs only if it is named."
-    ),
-]
 Data = Annotated[
     str,
     typer.Option(
@@ -240,7 +235,7 @@ def evaluate(
     root: Root = None,
     mirror: Annotated[bool, typer.Option(help="Test mirrored images, too.")] = True,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
-    model: OwnCode = None,
+    code: OwnCode = None,
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 100,
     device: Device = "auto",
     workers: Workers = None,
@@ -267,7 +262,7 @@ def evaluate(
                 *(Path(target), data, root, device, workers, batch),
                 mirror=mirror,
                 average=average,
-                network=model,
+                code=code,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
     except RunStoppedError as error:

@@ -29,16 +29,18 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class ChildProcess:
-    """A `flopping.cost.worker` that does one job and reports events, one line of JSON each.
+    """A process that does one job and reports events, one line of JSON each; its module calls `worker.main`.
 
     It ignores keyboard interrupts. It ends when the job is done, when the context is left, or when the caller dies.
     """
 
-    def __init__(self, job: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, job: Mapping[str, Any], environment: Mapping[str, str], module: str = "flopping.cost.worker"
+    ) -> None:
         self.failure: str | None = None
         self.stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in __exit__
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "flopping.cost.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from errno import ENOMEM
@@ -216,7 +216,10 @@ def _end_with_caller() -> None:
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
+JOBS: dict[str, Callable[[dict[str, Any], Emit], None]] = {"memory": measure_memory, "time": measure_time}
+
+
+def main(jobs: Mapping[str, Callable[[dict[str, Any], Emit], None]] = JOBS) -> None:
     """Read a job from standard input and do it. Events are lines of JSON on standard output; prints go to stderr."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -236,7 +239,7 @@ def main() -> None:
     try:
         if job["cases"][0]["setting"]["device"] == "cpu":
             _limit_memory()
-        {"memory": measure_memory, "time": measure_time}[job["job"]](job, emit)
+        jobs[job["job"]](job, emit)
     except Exception as error:
         emit("failed", problem=_explain(error))
 

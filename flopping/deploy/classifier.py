@@ -18,7 +18,7 @@ from flopping.data.decode import convert_image
 from flopping.errors import UsageError, as_usage_error
 from flopping.models import targets
 from flopping.models.zoo import registered_name
-from flopping.training.networks import normalisation_of, open_checkpoint, preparation_of
+from flopping.training.networks import load_timm_pretrained, normalisation_of, open_checkpoint, preparation_of
 
 CPU = torch.device("cpu")
 SEED = 0
@@ -65,13 +65,18 @@ class Classifier:
 
 
 def open_classifier(
-    target: str, *, average: bool = False, img_size: int | None = None, device: torch.device = CPU
+    target: str,
+    *,
+    average: bool = False,
+    code: str | None = None,
+    img_size: int | None = None,
+    device: torch.device = CPU,
 ) -> Classifier:
     """A run, one of its checkpoints, a folder that timm's models save, a model's name, or `FILE.py:ATTRIBUTE`.
 
     A model by name has the weights that timm knows for it. Ours have none: their weights are random, from one seed.
-    `average` takes the averaged weights (EMA) of a checkpoint. `img_size` is another size of images; checkpoints
-    refuse it.
+    `average` takes the averaged weights (EMA) of a checkpoint. `code` names the file of a checkpoint whose network is
+    your own code. `img_size` is another size of images; checkpoints refuse it.
 
     >>> untrained = open_classifier("deit3_flop_test_patch16_64")
     >>> untrained.name, untrained.input_size, untrained.trained, untrained.labels[1]
@@ -83,12 +88,13 @@ def open_classifier(
     if path.exists() or target.startswith("local-dir:") or (os.sep in target and ":" not in target):
         if img_size is not None:
             raise UsageError(f"--img-size {img_size}: {str(path)!r} takes images of the size it was trained for")
-        folder, model, config = open_checkpoint(path, average=average)
+        folder, model, config = open_checkpoint(path, average=average, code=code)
         labels = _find_labels(model, config["architecture"], config.get("label_names"))
         size = tuple(resolve_model_data_config(model)["input_size"])
         return _assemble(config["architecture"], model, labels, size, device, trained=True, folder=folder)
-    if average:
-        raise UsageError(f"--average takes the averaged weights of a checkpoint, and {target!r} is none")
+    for option, given in (("--average", average), ("--code", code)):
+        if given:
+            raise UsageError(f"{option} goes with a checkpoint, and {target!r} is none")
     if ":" in target:
         model = _load_untrained(target, None)
         size, classes = _try(model, target, img_size)
@@ -127,9 +133,7 @@ def _load_untrained(target: str, img_size: int | None) -> nn.Module:
 
 def _load_pretrained(name: str, img_size: int | None) -> nn.Module:
     resized = img_size is not None and timm.get_pretrained_cfg(name).fixed_input_size
-    with as_usage_error(Exception, context=f"the weights of {name!r} can't be downloaded"):  # every way has its own
-        model: nn.Module = timm.create_model(name, pretrained=True, **({"img_size": img_size} if resized else {}))
-    return model
+    return load_timm_pretrained(name, **({"img_size": img_size} if resized else {}))
 
 
 def _try(model: nn.Module, target: str, img_size: int | None) -> tuple[tuple[int, int, int], int]:

@@ -70,6 +70,7 @@ def export(
     opset: int | None = None,
     img_size: int | None = None,
     average: bool = False,
+    code: str | None = None,
     force: bool = False,
     progress: Callable[[str], object] = lambda text: None,
 ) -> Exported:
@@ -89,7 +90,9 @@ def export(
     path = Path(output)
     require_valid_request(form, path, batch=batch, opset=opset, force=force)
     progress("Opening the network")
-    classifier = open_classifier(target, average=average, img_size=img_size) if isinstance(target, str) else target
+    if isinstance(target, str):
+        target = open_classifier(target, average=average, code=code, img_size=img_size)
+    classifier = target
     form.require_fit(classifier.model, classifier.name)
     with (atomic_write if form.suffix else atomic_write_folder)(path) as place:
         progress(f"Writing {path}")

@@ -110,7 +110,7 @@ def evaluate_checkpoint(
     *,
     mirror: bool,
     average: bool,
-    network: str | None = None,
+    code: str | None = None,
     progress: Callable[[int, int], object],
 ) -> Evaluation:
     """Accuracy of a trained network on the test images of a data set, over all ranks if `torchrun` started them.
@@ -119,7 +119,7 @@ def evaluate_checkpoint(
     """
     with init_world(device) as world, world.detect_lost_peers():
         with world.raise_on_all_ranks():
-            folder, model, config = open_checkpoint(path, average=average, network=network)
+            folder, model, config = open_checkpoint(path, average=average, code=code)
             model.eval().to(world.device)
             source = open_dataset(data, "test", root)
             labels = _labels(config, folder, source.classes, data)

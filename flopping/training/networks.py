@@ -174,11 +174,11 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def load_checkpoint(
-    folder: Path, *, average: bool = False, network: str | None = None
+    folder: Path, *, average: bool = False, code: str | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The network in a checkpoint's folder, and its config. Corrupted files are refused.
 
-    A user's own code runs only if `network` names it, and if it is the code that was trained.
+    A user's own code runs only if `code` names it, and if it is the code that was trained.
     """
     if (folder / MANIFEST).exists():
         read_manifest(folder).verify(CONFIG, AVERAGE if average else WEIGHTS)
@@ -186,12 +186,12 @@ def load_checkpoint(
     if average and not (folder / AVERAGE).is_file():
         raise UsageError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
     own = is_own_code(config["architecture"])
-    if own or network is not None:
-        _require_same_code(config, network, folder)
+    if own or code is not None:
+        _require_same_code(config, code, folder)
     try:
         model: nn.Module
         if own:
-            model = _build_from_code(network or "", config)
+            model = _build_from_code(code or "", config)
         else:
             model = timm.create_model(f"local-dir:{folder}", pretrained=not average)
         if own or average:
@@ -203,32 +203,30 @@ def load_checkpoint(
     return model, config
 
 
-def _require_same_code(config: Mapping[str, Any], network: str | None, folder: Path) -> None:
+def _require_same_code(config: Mapping[str, Any], code: str | None, folder: Path) -> None:
     """Refuse a checkpoint of a user's own code unless the user names that code."""
     name = config["architecture"]
     if not is_own_code(name):
-        raise UsageError(f"--model {network}: the network in {str(folder)!r} is {name}, which needs no code of yours")
-    if network is None:
+        raise UsageError(f"--code {code}: the network in {str(folder)!r} is {name}, which needs no code of yours")
+    if code is None:
         raise UsageError(
-            f"the network in {str(folder)!r} is your own code, which runs only if you name it: --model {name}"
+            f"the network in {str(folder)!r} is your own code, which runs only if you name it: --code {name}"
         )
-    if not is_own_code(network) or identify(network) != config.get("source"):
-        raise UsageError(
-            f"--model {network} is not the code that was trained in {str(folder)!r}: {name} as it was then"
-        )
+    if not is_own_code(code) or identify(code) != config.get("source"):
+        raise UsageError(f"--code {code} is not the code that was trained in {str(folder)!r}: {name} as it was then")
 
 
-def _build_from_code(network: str, config: Mapping[str, Any]) -> nn.Module:
+def _build_from_code(code: str, config: Mapping[str, Any]) -> nn.Module:
     cfg = config["pretrained_cfg"]
     chans, size, _ = cfg["input_size"]
     offered = {"num_classes": config["num_classes"], "in_chans": chans, "img_size": size}
-    model = targets.load_attribute(network, config["model_args"], offered)
+    model = targets.load_attribute(code, config["model_args"], offered)
     model.num_classes, model.pretrained_cfg = config["num_classes"], cfg
     return model
 
 
 def open_checkpoint(
-    path: Path, *, average: bool = False, network: str | None = None
+    path: Path, *, average: bool = False, code: str | None = None
 ) -> tuple[Path, nn.Module, dict[str, Any]]:
     """The folder of a checkpoint, its network and its config.
 
@@ -237,7 +235,7 @@ def open_checkpoint(
     while True:
         folder = find_checkpoint(path)
         try:
-            return folder, *load_checkpoint(folder, average=average, network=network)
+            return folder, *load_checkpoint(folder, average=average, code=code)
         except Exception:
             if folder.exists():
                 raise
@@ -257,13 +255,8 @@ def read_initial_weights(source: str) -> dict[str, Tensor]:
 
 def load_timm_pretrained(name: str, **arguments: Any) -> nn.Module:
     """A network with the weights that timm knows for its name, which are downloaded once."""
-    try:
+    with as_usage_error(Exception, context=f"the weights of {name!r} can't be downloaded"):  # every way has its own
         model: nn.Module = timm.create_model(name, pretrained=True, **arguments)
-    except Exception as error:  # every way to download a file has its own
-        raise UsageError(
-            f"the weights of {name!r} can't be downloaded ({type(error).__name__}): connect to the network once, or"
-            " name a checkpoint of yours"
-        ) from error
     return model
 
 

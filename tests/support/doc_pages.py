@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECORDS = {"cifar10.md"}
 """Pages that a command writes, with the commands that made them: these are parsed, not run again."""
+CLIENTS = {"clients.md"}
+"""Pages whose Python blocks need packages that .venv does not have: `make clients` runs them."""
 PROGRAMS = ("flopping", "make", "torchrun", "pip", "sbatch", "python")
 SHELL = ("console", "sh", "bash", "shell")
 _FENCE = re.compile(

@@ -177,12 +177,19 @@ def test_a_network_of_ones_own_code(shoes: Path, tmp_path: Path) -> None:
     moved.write_text(OWN)
     again = own_run(moved, shoes, run, "--resume")
     assert again.code == 0, again.err
-    tested = call("eval", str(run), "--data", str(shoes), "--model", f"{moved}:build", "--json", *OPTIONS[:4])
+    tested = call("eval", str(run), "--data", str(shoes), "--code", f"{moved}:build", "--json", *OPTIONS[:4])
     assert tested.code == 0, tested.err
     assert np.isclose(tested.result["top1"], max(e["top1"] for e in read_log(run) if e["kind"] == "epoch"))
 
+    photo = str(next((shoes / "val" / "Sneaker").iterdir()))
+    classified = call("predict", str(run), photo, "--code", f"{moved}:build", "--json")
+    assert classified.code == 0, classified.err
+    assert "Sneaker" in classified.out
+    exported = call("export", str(run), "-o", str(tmp_path / "mine.pt2"), "--code", f"{moved}:build", "--json")
+    assert exported.code == 0, exported.err
+
     code.write_text(OWN.replace("28 * 28", "784"))
-    for more, named in ((("--model", f"{code}:build"), "my_net.py:build"), ((), f"--model {code}:build")):
+    for more, named in ((("--code", f"{code}:build"), "my_net.py:build"), ((), f"--code {code}:build")):
         refused = call("eval", str(run), "--data", str(shoes), *more)
         assert refused.code == 2
         assert named in refused.err

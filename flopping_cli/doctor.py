@@ -1,0 +1,83 @@
+"""`flopping doctor`."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from flopping_cli.common import CTRL_C, Quiet, app, progress_console, say
+
+if TYPE_CHECKING:
+    from flopping.lab.doctor import Result
+
+STYLES = {"pass": "green", "FAIL": "red", "no": "yellow"}
+
+
+@app.command()
+def doctor(
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default CUDA where there is one.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object: machine, results, sentence.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check that every architecture runs here: forward, training, compiled, mixed precision, saved (minutes).
+
+    Each check runs in a process of its own, so a crash is a row of the table. The last line is for a bug report. Exit
+    code 1 if a check fails; a precision that the machine doesn't have is no failure.
+
+    Examples: flopping doctor; flopping doctor --device cpu --json
+    """
+    from flopping.cost.plan import check_device
+    from flopping.errors import UsageError, pluralize
+    from flopping.lab.doctor import describe_machine, examine, plan, sentence
+
+    if os.name != "posix":
+        raise UsageError("flopping doctor needs Linux or macOS: it starts and ends processes as these do")
+    on = check_device(device)
+    results: list[Result] = []
+    interrupted, machine = False, dict[str, str]()
+    with Progress(console=progress_console(quiet), transient=True) as bar:
+        task = bar.add_task("the machine", total=None)
+        try:
+            machine = describe_machine(on)
+            checks = plan(on)
+            for check, result in zip(checks, examine(checks), strict=True):
+                results.append(result)
+                bar.update(task, description=check.network, total=len(checks), completed=len(results))
+        except KeyboardInterrupt:
+            interrupted = True
+    report = sentence(machine, results)
+    if json:
+        found = {"machine": machine, "results": [asdict(result) for result in results], "sentence": report}
+        typer.echo(json_module.dumps(found))
+    else:
+        _print(machine, results, report)
+    if interrupted:
+        say(f"Interrupted after {pluralize(len(results), 'check')}.")
+        raise typer.Exit(CTRL_C)
+    if any(result.status == "FAIL" for result in results):
+        raise typer.Exit(1)
+
+
+def _print(machine: dict[str, str], results: list[Result], report: str) -> None:
+    console = Console()
+    for name, text in machine.items():
+        console.print(Text(f"{name + ':':<12}{text}"), soft_wrap=True)
+    table = Table("network", "check", "", "seconds")
+    table.columns[-1].justify = "right"
+    for result in results:
+        seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
+        table.add_row(result.network, result.check, Text(result.status, STYLES[result.status]), seconds)
+    console.print(table)
+    problems = {f"{result.check}: {result.problem}" for result in results if result.status == "no"}
+    problems |= {f"{r.network}, {r.check}: {r.problem}" for r in results if r.status == "FAIL"}
+    for problem in sorted(problems):
+        console.print(Text(problem), soft_wrap=True)
+    console.print("For a bug report:", Text(report, "bold"), soft_wrap=True)
