@@ -56,12 +56,15 @@ class ChildProcess:
     def __enter__(self) -> ChildProcess:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
         """Kill it, and the compilers that it started."""
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
         for file in (self.stderr, self.process.stdin, self.process.stdout):
             assert file is not None
             with suppress(BrokenPipeError):
