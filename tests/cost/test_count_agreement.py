@@ -43,8 +43,8 @@ def compute_all(model: nn.Module) -> nn.Module:
 
 def by_torch(model: nn.Module, x: Any) -> float:
     """Multiply-adds of a forward pass as torch counts them: two FLOPs each."""
-    with FlopCounterMode(display=False) as counter:
-        model.eval().requires_grad_(False)(x)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(x)
     return counter.get_total_flops() / 2
 
 
@@ -224,7 +224,8 @@ def test_fvcore_counts_the_same_in_every_layer(name: str) -> None:
     theirs = FlopCountAnalysis(model, torch.randn(1, 3, size, size))
     theirs.unsupported_ops_warnings(False).uncalled_modules_warnings(False).set_op_handle(**PRICES)
     ours = count(model, (3, size, size))
-    layers = theirs.by_module_and_operator()
+    with torch.no_grad():
+        layers = theirs.by_module_and_operator()
     assert not theirs.unsupported_ops().keys() - MOVEMENT
     for path, counts in layers.items():
         layer = ours if path == "" else ours.layers.get(path, Count(0, 0))

@@ -131,7 +131,7 @@ def test_a_stopped_experiment_goes_on_where_it_was(done: Done) -> None:
     assert (done.runs / STOPPED_IN / "log.jsonl").read_text().startswith(done.kept)
 
 
-def test_every_run_was_the_one_that_was_planned(done: Done) -> None:
+def test_every_run_was_planned_and_its_command_is_in_the_report(done: Done) -> None:
     assert [each.name for each in done.experiment.plan.runs] == ORDER
     jobs = [Job.read(done.runs / name) for name in ORDER]
     assert [job.model for job in jobs] == ["ViT-S", "E(ViT-S)", "E(ViT-S)"] * 2
@@ -139,6 +139,14 @@ def test_every_run_was_the_one_that_was_planned(done: Done) -> None:
     fitting = max(1, int(done.experiment.paces["tiny"].speedup))
     assert [job.recipe.epochs for job in jobs] == [1, 1, fitting] * 2
     assert [job.recipe.warmup_epochs for job in jobs] == [0.25, 0.25, 0.25 * fitting] * 2
+    commands = [shlex.split(line) for line in done.report.splitlines() if line.startswith("flopping train")]
+    for words, job, name in zip(commands, jobs, ORDER, strict=True):
+        assert load_recipe(words[2]).override([word for word in words if "=" in word]) == job.recipe
+        assert words[words.index("--model") + 1] == job.model
+        assert words[words.index("-o") + 1] == str(done.runs / name)
+        assert words[-5:] == ["--device", "cpu", "--workers", "0", "--no-compile"]
+    own = next(line for line in done.report.splitlines() if line.startswith("flopping experiment"))
+    assert sorted(shlex.split(own)[2:]) == sorted(done.words)
 
 
 def test_the_report_has_the_figures_of_the_logs(done: Done) -> None:
@@ -173,19 +181,6 @@ def test_the_report_compares_networks_and_their_costs(done: Done) -> None:
     line = next(line for line in done.report.splitlines() if line.startswith("- E(ViT-S), 1 epochs, as many as X"))
     assert f"top-1 {mean(gains):+.2f} points (± {stdev(gains):.2f} over seeds)" in line
     assert f"{e.speed / x.speed:.2f} times the images/s of ViT-S" in line
-
-
-def test_the_commands_of_the_report_are_those_that_ran(done: Done) -> None:
-    lines = [line for line in done.report.splitlines() if "flopping train" in line]
-    for line, name in zip(lines, ORDER, strict=True):
-        words = shlex.split(line)
-        job = Job.read(done.runs / name)
-        assert load_recipe(words[2]).override([word for word in words if "=" in word]) == job.recipe
-        assert words[words.index("--model") + 1] == job.model
-        assert words[words.index("-o") + 1] == str(done.runs / name)
-        assert words[-5:] == ["--device", "cpu", "--workers", "0", "--no-compile"]
-    own = next(line for line in done.report.splitlines() if line.startswith("flopping experiment"))
-    assert sorted(shlex.split(own)[2:]) == sorted(done.words)
 
 
 def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
@@ -272,12 +267,10 @@ def test_refusals(arguments: list[str], message: str, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_folders_that_others_use_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="other files"):
-        Experiment(tmp_path, load("cifar10"), "data", 1.0)
-    (tmp_path / "experiment.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"experiment\.json"):
+@pytest.mark.parametrize(("name", "message"), [("notes.txt", "other files"), ("experiment.json", r"experiment\.json")])
+def test_folders_that_others_use_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match=message):
         Experiment(tmp_path, load("cifar10"), "data", 1.0)
 
 
