@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from flopping.data.photos import MAX_PIXELS, Failed, Photo, UnreadableError, rea
 from flopping.deploy.classifier import Classifier
 from flopping.errors import UsageError
 from flopping.machine import usable_cores
+from flopping.models.fuse import fuse
 
 READERS = 4
 """The largest number of threads that read photos: each may hold a very large one."""
@@ -72,6 +73,7 @@ def predict(
     for name, value in (("top", top), ("batch", batch), ("max_pixels", max_pixels)):
         if value < 1:
             raise ValueError(f"{name} is at least 1, got {value}")
+    classifier = replace(classifier, model=fuse(classifier.model))
     return _predict(classifier, photos, min(top, len(classifier.labels)), batch, check_mirror, max_pixels)
 
 
