@@ -68,7 +68,7 @@ def _normalise_by_torch(
         total = square * share if total is None else torch.add(total, square, alpha=share)
     assert total is not None
     joint = total.rsqrt()
-    out = []
+    out: list[Tensor] = []
     for value, inverse, d in zip(normed[: len(weights)], inverses, dims, strict=False):
         ratio = (joint if d == 1 else joint.unsqueeze(-2)) / inverse
         if bias is not None and not out:

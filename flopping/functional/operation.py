@@ -75,7 +75,7 @@ def _recompute(function: Callable[P, Feature], *args: P.args, **kwargs: P.kwargs
         positional, named = tree_unflatten(given, spec)
         return function(*positional, **named)
 
-    out: Feature = Recomputed.apply(call, *tensors)  # type: ignore[no-untyped-call]
+    out: Feature = Recomputed.apply(call, *tensors)
     return out
 
 
@@ -135,7 +135,7 @@ def keep_none_of(x: Feature) -> Iterator[None]:
 
     So a linear layer behind an activation keeps nothing: its input is recomputed from what the activation keeps.
     """
-    made = {part.data_ptr(): part for part in x if isinstance(part.grad_fn, Recomputed._backward_cls)}  # type: ignore[attr-defined]
+    made = {part.data_ptr(): part for part in x if isinstance(part.grad_fn, Recomputed._backward_cls)}
 
     def pack(saved: Tensor) -> Tensor | tuple[Any, int, torch.Size]:
         part = made.get(saved.data_ptr())

@@ -46,7 +46,8 @@ class SymmetricModule(Module):
 
     def _functions(self, name: str) -> Tensor:
         """Functions on all places from their free values, as `Symmetric.build` does it."""
-        irrep, values = self._irrep_of(name), self.weight[name]
+        irrep = self._irrep_of(name)
+        values: Tensor = self.weight[name]
         if self.materialised:
             return values
         return self.functions[irrep].build(values, getattr(self, f"matrix_{irrep}", None), self.free_dim)

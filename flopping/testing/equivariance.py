@@ -139,7 +139,7 @@ def run(module: nn.Module, x: Value, forward: Callable[[Value], Value] | None = 
     try:
         with torch.no_grad():
             module.eval()
-            return (forward or module)(x)  # type: ignore[no-any-return]
+            return (forward or module)(x)
     finally:
         for layer, training in modes:
             layer.training = training
