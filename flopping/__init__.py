@@ -9,6 +9,7 @@ from flopping.functional import compile_operations
 from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
 from flopping.groups.irreps import Irrep
 from flopping.groups.symmetries import Symmetry
+from flopping.models.blocks import compile_blocks
 from flopping.models.fuse import fuse
 
 __version__ = version("flopping")
@@ -19,6 +20,7 @@ __all__ = [
     "Irrep",
     "Layout",
     "Symmetry",
+    "compile_blocks",
     "compile_operations",
     "flip",
     "flipflop",

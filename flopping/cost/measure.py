@@ -65,9 +65,6 @@ class ChildProcess:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.process.wait()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
         for file in (self.stderr, self.process.stdin, self.process.stdout):
             assert file is not None
             with suppress(BrokenPipeError):

@@ -42,7 +42,7 @@ PER_OUTPUT: dict[int, str] = {
     " _adaptive_avg_pool2d_backward avg_pool2d_backward",  # g / n
     2: "addcmul addcdiv leaky_relu upsample_linear1d"
     " native_dropout native_dropout_backward",  # times a mask, times 1 / (1 - p); drawing the mask is free
-    3: "hardsigmoid sigmoid_backward tanh_backward hardswish_backward",  # g y (1 - y); g (1 - y y)
+    3: "lerp hardsigmoid sigmoid_backward tanh_backward hardswish_backward",  # g y (1 - y); g (1 - y y)
     4: "sigmoid sqrt rsqrt exp log tanh erf sin cos hardswish"
     " _softmax_backward_data"  # y (g - sum of g y)
     " grid_sampler_2d upsample_bilinear2d",  # as in fvcore: one per neighbour

@@ -57,15 +57,16 @@ def _normalise_by_torch(
 
     A sixth of the time of the operators written out (8 x 197 x 192 values per part: 4.0 to 0.65 ms).
     """
-    normed, inverses, total = [], [], None
+    normed, inverses, total, channels = [], [], None, 0
     for part, d, weight in zip(parts, dims, [*weights, *[None] * (len(parts) - len(weights))], strict=True):
         scale = None if weight is None else weight.to(part.dtype)
         value, _, inverse = torch.native_layer_norm(part, part.shape[-1:], scale, None, eps)
         normed.append(value)
         inverses.append(inverse)
         square = inverse.pow(-2)  # the part's variance + eps
-        square, share = square if d == 1 else square.sum(-2), part.shape[-1] / layout.dim
-        total = square * share if total is None else torch.add(total, square, alpha=share)
+        square = square if d == 1 else square.mean(-2)
+        channels += d * part.shape[-1]
+        total = square if total is None else torch.lerp(total, square, d * part.shape[-1] / channels)
     assert total is not None
     joint = total.rsqrt()
     out: list[Tensor] = []

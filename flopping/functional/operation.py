@@ -10,6 +10,7 @@ from functools import cache, wraps
 from typing import Any, ParamSpec
 
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -31,6 +32,9 @@ def compile_operations(enable: bool = True) -> None:
     compiler = os.environ.get("CXX", "g++")
     if enable and not torch.cuda.is_available() and shutil.which(compiler) is None:
         raise UsageError(f"compile_operations needs a C++ compiler, and {compiler!r} (CXX) is not found: install one")
+    if enable:  # layouts and shapes need graphs of their own; beyond a limit of 8 torch would leave them uncompiled
+        limits = torch._dynamo.config
+        limits.cache_size_limit = max(limits.cache_size_limit, 64)
     _compiled = enable
 
 

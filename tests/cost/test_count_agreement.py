@@ -224,8 +224,7 @@ def test_fvcore_counts_the_same_in_every_layer(name: str) -> None:
     theirs = FlopCountAnalysis(model, torch.randn(1, 3, size, size))
     theirs.unsupported_ops_warnings(False).uncalled_modules_warnings(False).set_op_handle(**PRICES)
     ours = count(model, (3, size, size))
-    with torch.no_grad():
-        layers = theirs.by_module_and_operator()
+    layers = theirs.by_module_and_operator()
     assert not theirs.unsupported_ops().keys() - MOVEMENT
     for path, counts in layers.items():
         layer = ours if path == "" else ours.layers.get(path, Count(0, 0))
