@@ -8,6 +8,7 @@ from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.embed import ClassToken, PatchEmbed, PosEmbed
 from flopping.nn.handoff import AbsToInvariant, InvariantHead, Restrict, ToInvariant, ToRegular
 from flopping.nn.linear import Linear
+from flopping.nn.maps import Conv2d
 from flopping.nn.mix import TokenMix
 from flopping.nn.module import Module, Sequential
 from flopping.nn.norm import Affine, LayerNorm, LayerScale
@@ -19,6 +20,7 @@ __all__ = [
     "Affine",
     "Attention",
     "ClassToken",
+    "Conv2d",
     "DepthwiseConv2d",
     "Downsample",
     "DropPath",

@@ -64,6 +64,11 @@ LAYERS: dict[str, tuple[str, bool, Build]] = {
     "ClassToken": ("tokens", False, lambda s: fnn.ClassToken(s.layout)),
     "DepthwiseConv2d": ("map", True, lambda s: fnn.DepthwiseConv2d(s.layout, kernel_size=5)),
     "Downsample": ("map", True, lambda s: fnn.Downsample(s.layout, s.layout * 2, 2 if s.name == "even" else 3)),
+    "Conv2d": (
+        "map",
+        True,
+        lambda s: fnn.Conv2d(s.layout, s.layout * 2, *((4, 2, 1) if s.name == "even" else (3, 1, 1))),
+    ),
     "TokenMix": ("tokens", True, lambda s: fnn.TokenMix(s.layout, s.grid)),
     "OrientedBias": ("tokens", True, lambda s: fnn.OrientedBias(s.layout, s.grid)),
     "Orient": ("tokens", True, lambda s: fnn.Orient(s.layout, s.grid)),
