@@ -145,9 +145,12 @@ def expanded_conv2d(x: Feature, weight: Sequence[Tensor | None], bias: Tensor | 
         joined_BHWC.permute(0, 3, 1, 2), filters, None, window.stride, window.padding, window.dilation, groups
     )
     y_BHWGC = y_BCHW.permute(0, 2, 3, 1).unflatten(-1, (groups, -1))
-    widths = [0 if w is None else m // groups for w, m in zip(weight, out.multiplicities, strict=True)]
-    parts = y_BHWGC.split(widths, -1)
-    found = [None if w is None else part.flatten(-2) for w, part in zip(weight, parts, strict=True)]
+    found: list[Tensor | None] = []
+    start = 0
+    for w, m in zip(weight, out.multiplicities, strict=True):
+        width = 0 if w is None else m // groups
+        found.append(y_BHWGC.narrow(-1, start, width).flatten(-2) if width else None)
+        start += width
     if bias is not None and found[0] is not None:
         found[0] = found[0] + bias
     return _fill(found, out)
