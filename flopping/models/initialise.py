@@ -6,7 +6,7 @@ equivariant one has only m of the d inputs, so its weights start at s sqrt(d / m
 
 from __future__ import annotations
 
-from math import sqrt
+from math import prod, sqrt
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ def initialise(model: nn.Module, *, skip: nn.Module, head_dim: int) -> None:
         elif isinstance(layer, fnn.DepthwiseConv2d):
             for weight in layer.weight.values():
                 nn.init.trunc_normal_(weight, std=STD)
+        elif isinstance(layer, fnn.Conv2d):
+            _conv_(layer)
         elif isinstance(layer, fnn.ToInvariant):
             # it stands in the main path, where nothing else would make up for a smaller output
             nn.init.trunc_normal_(layer.linear.weight, std=1 / sqrt(layer.linear.in_features))
@@ -50,6 +52,18 @@ def linear_(layer: fnn.Linear, std: float = STD) -> None:
             nn.init.trunc_normal_(block.weight, std=std * sqrt(layer.in_layout.dim / m / irrep.type.degree))
             if block.bias is not None:
                 nn.init.zeros_(block.bias)
+
+
+def _conv_(layer: fnn.Conv2d) -> None:
+    """He's normals for the taps that go out of a place, as in timm's ResNets; wider where a block reads fewer taps."""
+    plan = layer.plan
+    taps = prod(plan.window.kernel) / plan.groups
+    for irrep, name in enumerate(layer.names):
+        if name in layer.weight:
+            missing = plan.in_layout.dim * taps / plan.fan_in(irrep)
+            nn.init.normal_(layer.weight[name], std=sqrt(2 / (layer.out_layout.dim * taps) * missing))
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def _token_mix_(layer: fnn.TokenMix) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flopping.errors import UsageError, pluralize, shorten
 from flopping.functional.grid import Grid
 from flopping.models.backbone import Backbone
-from flopping.nn import Downsample, PatchEmbed, PosEmbed
+from flopping.nn import Conv2d, Downsample, PatchEmbed, PosEmbed
 
 StateDict = dict[str, Tensor]
 
@@ -127,7 +127,7 @@ def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
     if not isinstance(model, Backbone):
         raise TypeError(f"expected a network of this library, got {type(model).__name__}")
     own = model.state_dict()
-    classifier = {f"{name}.{kind}" for name in ("head", "head.fc") for kind in ("weight", "bias")}
+    classifier = {f"{name}.{kind}" for name in ("head", "head.fc", "fc") for kind in ("weight", "bias")}
     only_ours = set(own) - {timm_name(key, model) for key in own}
     if model.layouts[0].group.order == 1 and not only_ours & set(state_dict):
         state_dict = _renamed(state_dict, model)
@@ -136,6 +136,8 @@ def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
     for name, layer in model.named_modules():
         if isinstance(layer, PatchEmbed):
             _fit_channels(state_dict, f"{name}.proj", layer)
+        elif isinstance(layer, Conv2d) and layer.in_chans is not None:
+            _fit_image_filters(state_dict, name, layer)
         elif isinstance(layer, PosEmbed):
             _fit_positions(state_dict, name, layer)
     return state_dict
@@ -148,6 +150,15 @@ def _fit_channels(state_dict: StateDict, name: str, layer: PatchEmbed) -> None:
         if key in state_dict and state_dict[key].shape[1] != layer.in_chans * places:
             weight = state_dict[key].unflatten(1, (-1, places))[..., None]  # out, image channels, places, 1
             state_dict[key] = adapt_input_conv(layer.in_chans, weight).flatten(1)
+
+
+def _fit_image_filters(state_dict: StateDict, name: str, layer: Conv2d) -> None:
+    for irrep, own in layer.weight.items():
+        key = f"{name}.weight.{irrep}"
+        if key in state_dict and state_dict[key].shape[1] != own.shape[1]:
+            weight = state_dict[key].unflatten(1, (own.shape[1] // (layer.in_chans or 1), -1))  # out, taps, channels
+            rows = adapt_input_conv(layer.in_chans, weight.transpose(1, 2).flatten(2, 3))
+            state_dict[key] = rows.unflatten(2, (weight.shape[1], -1)).transpose(1, 2).flatten(1, 2)
 
 
 @torch.no_grad()
