@@ -50,7 +50,20 @@ def avg_pool2d(x: Feature, layout: Layout, window: Window, count_include_pad: bo
 
 def upsample(x: Feature, layout: Layout, size: Grid, mode: str) -> Feature:
     """Maps of another size, by repeating places ("nearest") or by interpolation ("bilinear")."""
-    return _channel_by_channel(x, layout, lambda maps: F.interpolate(maps, size, mode=mode))
+    if mode == "nearest":
+        return _channel_by_channel(x, layout, lambda maps: F.interpolate(maps, size, mode="nearest"))
+    height, width = x[0].shape[1], x[0].shape[2]
+    rows, columns = _interpolation(x[0], height, size[0]), _interpolation(x[0], width, size[1])
+    return tuple(torch.einsum("Hh,Ww,bhw...->bHW...", rows.to(p.dtype), columns.to(p.dtype), p) for p in x)
+
+
+def _interpolation(like: Tensor, old: int, new: int) -> Tensor:
+    """The matrix `(new, old)` of linear interpolation along one axis.
+
+    Torch's own interpolation of both axes has no reproducible gradient on GPUs; a product with matrices has.
+    """
+    identity = torch.diag_embed(like.new_ones(old, dtype=torch.promote_types(like.dtype, torch.float32)))
+    return F.interpolate(identity[None, None], (new, old), mode="bilinear")[0, 0]
 
 
 def _channel_by_channel(x: Feature, layout: Layout, function: Pointwise) -> Feature:

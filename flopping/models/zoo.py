@@ -128,7 +128,7 @@ def _convnexts() -> Iterator[Entry]:
 
 
 def _resnets() -> Iterator[Entry]:
-    tests = {"test": ((1, 1, 1, 1), True)}
+    tests = {"test": ((1, 2, 1, 1), True)}  # a hand-off within a stage
     for size, (depths, bottleneck) in (RESNETS | tests).items():
         args: dict[str, Any] = {"depths": depths, "bottleneck": bottleneck}
         img_size, least = (65, 65) if size in tests else (225, 97)
