@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import prod
+from math import prod, sqrt
 from typing import Any, Literal
 
 import torch
@@ -232,8 +232,12 @@ class ResNet(Backbone):
         before = 2 if pooled and not feature else 4 if pooled else 1
         return int(before * 2 ** max(feature - 1, 0))
 
+    @torch.no_grad()
     def _init_weights(self) -> None:
         initialise(self, skip=self.fc, head_dim=self.num_features)
+        # the means of ReLUs are all in the even channels, which are as long as all channels of the ordinary network
+        for parameter in self.fc.parameters():
+            parameter.mul_(sqrt(self.head_hidden_size / self.num_features))
         for block in self.modules():
             if isinstance(block, ResidualBlock) and self.zero_init_last:
                 for weight in block.last_norm.weight.values():
