@@ -43,6 +43,15 @@ def from_timm(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
     return found
 
 
+def under_our_names(state_dict: Mapping[str, Tensor], model: nn.Module) -> StateDict:
+    """Weights as they are, but those of timm's network under our names if the model is an ordinary one of ours."""
+    if isinstance(model, Backbone) and model.layouts[0].group.order == 1:
+        own = set(model.state_dict())
+        if not (own - {timm_name(key, model) for key in own}) & set(state_dict):
+            return _renamed(state_dict, model)
+    return dict(state_dict)
+
+
 def _renamed(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
     """timm's weights as ours, whatever their sizes; those that have no name of ours keep theirs."""
     own = model.state_dict()
@@ -128,10 +137,7 @@ def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
         raise TypeError(f"expected a network of this library, got {type(model).__name__}")
     own = model.state_dict()
     classifier = {f"{name}.{kind}" for name in ("head", "head.fc", "fc") for kind in ("weight", "bias")}
-    only_ours = set(own) - {timm_name(key, model) for key in own}
-    if model.layouts[0].group.order == 1 and not only_ours & set(state_dict):
-        state_dict = _renamed(state_dict, model)
-    state_dict = dict(state_dict)
+    state_dict = under_our_names(state_dict, model)
     require_keys({key: 0 for key in state_dict if key not in classifier}, set(own) - classifier, type(model).__name__)
     for name, layer in model.named_modules():
         if isinstance(layer, PatchEmbed):

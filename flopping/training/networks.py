@@ -23,7 +23,7 @@ from flopping.errors import UsageError, as_usage_error
 from flopping.groups.symmetries import SYMMETRIES
 from flopping.models.backbone import Backbone
 from flopping.models.blocks import find_blocks
-from flopping.models.weights import load_weights
+from flopping.models.weights import load_weights, under_our_names
 from flopping.models.zoo import registered_name
 from flopping.nn import DropPath as EquivariantDropPath
 from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, WEIGHTS, read_manifest
@@ -156,7 +156,7 @@ def read_initial_weights(path: Path) -> dict[str, Tensor]:
 def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor], what: str, *, new_head: bool = False) -> None:
     """Put weights into a network; a classifier for other classes is refused, or left as it was made."""
     own = model.state_dict()
-    weights = dict(weights)
+    weights = under_our_names(weights, model)
     head = [name for name in own if name.startswith(str(model.pretrained_cfg["classifier"]) + ".")]  # type: ignore[index]
     other = [name for name in head if name in weights and weights[name].shape[:1] != own[name].shape[:1]]
     if other and not new_head:
