@@ -88,6 +88,11 @@ def test_fewer_flops_than_the_paper_are_right_for_twins_only() -> None:
         ("E(ConvNeXt-S iso.)", "convnext_flop_iso_small"),
         ("ConvNeXt-L (iso.)", "convnext_iso_large"),
         ("resnet18", "resnet18"),
+        ("E(ResNet-50)", "resnet_flop_50"),
+        ("h(resnet-101)", "resnet_flop_hybrid_101"),
+        ("I(ResNet-18)", "resnet_flop_invariant_18"),
+        ("e(resnet-50d)", "resnet_flop_50d"),
+        ("ResNet-34", "resnet34"),
     ],
 )
 def test_names_of_the_paper(spelling: str, name: str) -> None:
@@ -125,5 +130,5 @@ def test_verify_command_takes_names_of_the_paper() -> None:
 def test_torchs_own_counter(name: str) -> None:
     """Around a network, without gradients: no layer is called with what only depends on parameters."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        timm.create_model(name)(torch.randn(1, 3, 64, 64))
+        timm.create_model(name)(torch.randn(1, 3, ZOO[name].img_size, ZOO[name].img_size))
     assert counter.get_total_flops() > 0
