@@ -81,8 +81,11 @@ def _channel_by_channel(x: Feature, layout: Layout, function: Pointwise) -> Feat
 
 def _in_regular_basis(x: Feature, layout: Layout, function: Pointwise) -> Feature:
     """A function of maps `(B, H, W, C)` that may change their places, applied in the regular basis."""
+    copies, extra_channels = layout.require_regular("pooling in the regular basis")
+    if not copies:  # invariant channels only
+        pooled = function(x[0])
+        return pooled, *[part.new_empty(*pooled.shape[:3], *part.shape[3:]) for part in x[1:]]
     values, extra = to_regular(x, layout)
-    pooled, more = [function(v) for v in values], None if extra is None else function(extra)
-    none = (pooled[0] if more is None else more).narrow(-1, 0, 0)
-    like = tuple(none if d == 1 else torch.stack([none] * d, -2) for d in layout.irrep_dims)
-    return from_regular(pooled, more, like, layout)
+    pooled_values = [function(v) for v in values]
+    more = function(extra) if extra_channels else pooled_values[0].narrow(-1, 0, 0)
+    return from_regular(pooled_values, more, layout)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_symbolic
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid
 from flopping.functional.window import AXES, mirrored_axes
@@ -258,8 +258,8 @@ class ResNet(Backbone):
     def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
         return super()._packed(x if stage else self.act1(x), stage, norm)
 
-    def _run(self, layers: Sequence[nn.Module], x: Feature) -> Feature:
-        return run(layers, x, checkpointing=False)  # a stage does it, block by block
+    def _run(self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None) -> Feature:
+        return run(layers, x, False, read)  # a stage does it, block by block
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(enable)
