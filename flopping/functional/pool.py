@@ -84,7 +84,7 @@ def _in_regular_basis(x: Feature, layout: Layout, function: Pointwise) -> Featur
     copies, extra_channels = layout.require_regular("pooling in the regular basis")
     if not copies:  # invariant channels only
         pooled = function(x[0])
-        return pooled, *[part.new_empty(*pooled.shape[:3], *part.shape[3:]) for part in x[1:]]
+        return pooled, *[part.new_empty(*pooled.shape[:-1], *part.shape[x[0].dim() - 1 :]) for part in x[1:]]
     values, extra = to_regular(x, layout)
     pooled_values = [function(v) for v in values]
     more = function(extra) if extra_channels else pooled_values[0].narrow(-1, 0, 0)
