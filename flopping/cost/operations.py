@@ -72,8 +72,8 @@ FREE = (
     " _to_copy cat clone copy embedding lift_fresh repeat stack"
     " flip gather im2col index index_copy index_select pixel_shuffle pixel_unshuffle roll"
     " masked_fill scatter select_backward slice_backward slice_scatter tril triu upsample_nearest2d where"
-    " constant_pad_nd reflection_pad2d replication_pad2d"
-    " arange diag_embed empty empty_like empty_strided eye fill full full_like linspace zero zeros zeros_like ones ones_like"
+    " constant_pad_nd diag_embed reflection_pad2d replication_pad2d"
+    " arange empty empty_like empty_strided eye fill full full_like linspace zero zeros zeros_like ones ones_like"
     " new_empty new_empty_strided new_full new_ones new_zeros scalar_tensor"
     " bernoulli normal rand rand_like randn randn_like uniform"
 )
