@@ -125,8 +125,9 @@ def _differences(stored: Job, requested: Job) -> list[tuple[str, Any, Any]]:
     ]
     found += [(name, getattr(stored, name), getattr(requested, name)) for name in ("micro_batch", "new_head")]
     old, new = (job.network or identify(job.model) for job in (stored, requested))
-    if old != new:  # the same name may stand for other code by now
-        found.append(("model", f"{stored.model} ({old[:20]})", f"{requested.model} ({new[:20]})"))
+    if old != new:
+        changed = f"{requested.model}, whose file has changed" if requested.model == stored.model else requested.model
+        found.append(("model", stored.model, changed))
     if (stored.init and os.path.realpath(stored.init)) != (requested.init and os.path.realpath(requested.init)):
         found.append(("init", stored.init, requested.init))
     return [(name, old, new) for name, old, new in found if old != new]
