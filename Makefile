@@ -22,10 +22,9 @@ CLIENTS := build/clients-venv
 
 RESULTS := docs/results
 BUDGET ?= 60
-# for larger machines: SCALE multiplies the epochs, TRAIN_IMAGES is 50000 at most, JOBS run at a time; another scale or
+# for larger machines: SCALE multiplies the epochs, TRAIN_IMAGES is 50000 at most; another scale or
 # other images need a RUNS folder of their own
 SCALE ?= 1
-JOBS ?= 1
 TRAIN_IMAGES ?= 20000
 RUNS ?= build/experiment-cifar10
 CIFAR10 ?= build/cifar10-$(TRAIN_IMAGES)
@@ -73,7 +72,7 @@ results: $(READY) ## measure what docs/results shows, add it there, and make the
 	cp build/results/table.md build/results/*.png $(RESULTS)
 
 experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10.md (two hours)
-	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --jobs $(JOBS) --report $(RESULTS)/cifar10.md
+	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --report $(RESULTS)/cifar10.md
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench layers

@@ -5,9 +5,12 @@ from importlib.metadata import version
 from flopping import models, nn, testing
 from flopping.checkpoints import load_reference
 from flopping.features import Feature, Layout
+from flopping.functional import compile_operations
 from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
 from flopping.groups.irreps import Irrep
 from flopping.groups.symmetries import Symmetry
+from flopping.models.blocks import compile_blocks
+from flopping.models.fuse import fuse
 
 __version__ = version("flopping")
 
@@ -17,9 +20,12 @@ __all__ = [
     "Irrep",
     "Layout",
     "Symmetry",
+    "compile_blocks",
+    "compile_operations",
     "flip",
     "flipflop",
     "flop",
+    "fuse",
     "get_group",
     "load_reference",
     "models",

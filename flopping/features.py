@@ -7,9 +7,11 @@ a feature is `(even, odd)`. A layout holds no data; the leading axes `...` are f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from operator import index
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +21,10 @@ from flopping.groups import Group, get_group
 from flopping.groups.representations import Cost, cost
 
 Feature = tuple[Tensor, ...]
+Read = Callable[[Feature], Feature]
+"""What the head of a network reads of the last feature: a linear map over places, e.g. their mean, or one of them."""
 Device = torch.device | str | None
+Value = TypeVar("Value")
 Dtype = torch.dtype | None
 
 
@@ -28,6 +33,11 @@ def is_symbolic(value: object) -> bool:
     if torch.compiler.is_compiling():
         return False  # the compiler would follow every step of what comes now
     return isinstance(value, Proxy) or (isinstance(value, tuple) and any(isinstance(part, Proxy) for part in value))
+
+
+def is_given(value: Value | None) -> TypeGuard[Value]:
+    """Whether an argument was given: `torch.fx` hands its own values to arguments that have a default."""
+    return value is not None and not is_symbolic(value)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import os
 import shlex
 import sys
 from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from flopping_cli.common import CTRL_C, Commands, Quiet, app, progress_console, say, stopped
-from flopping_cli.report import Format, chosen_format, print_rows
+from flopping_cli.report import Format, Wide, chosen_format, print_rows
 from flopping_cli.train import (
     Changes,
     Compile,
@@ -34,6 +36,18 @@ if TYPE_CHECKING:
     from flopping.cost.records import Record
 
 
+class Mode(str, Enum):
+    eager = "eager"
+    compiled = "compiled"
+    frozen = "compiled-frozen"
+
+
+class Precision(str, Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 class BenchGroup(Commands):
     """Passes arguments that begin with none of its commands to the command `networks`."""
 
@@ -49,8 +63,19 @@ app.add_typer(bench, name="bench")
 Out = Annotated[
     Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=4096, help="CPU threads; by default all cores.")]
 MARKS = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
+
+
+def origin(device: str = "cpu", **versions: str) -> dict[str, Any]:
+    """What all records of this command share: the machine, the command and the time."""
+    from flopping.machine import this_machine
+
+    return {
+        "machine": this_machine(device, others=versions),
+        "command": shlex.join(["flopping", *sys.argv[1:]]),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 @bench.command()
@@ -68,15 +93,14 @@ def networks(
     baseline: Annotated[
         str | None, typer.Option(help="Compare all with this network; by default E(X), H(X) and I(X) with X.")
     ] = None,
-    mode: Annotated[
-        list[str] | None, typer.Option(help="eager, compiled (default) or compiled-frozen; may be repeated.")
-    ] = None,
+    mode: Annotated[list[Mode] | None, typer.Option(help="compiled by default; may be repeated.")] = None,
     dtype: Annotated[
-        list[str] | None,
-        typer.Option(help="float32 (default on a CPU), bfloat16, float16 (default on CUDA); may be repeated."),
+        list[Precision] | None, typer.Option(help="float32 by default, on CUDA float16; may be repeated.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default CUDA where there is one.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images in a batch: 64 on CUDA, 8 on a CPU.")] = None,
+    device: Device = "auto",
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=2**20, help="Images in a batch: 64 on CUDA, 8 on a CPU.")
+    ] = None,
     latency: Annotated[bool, typer.Option("--latency", help="One image at a time.")] = False,
     train: Annotated[bool, typer.Option("--train", help="Steps of training instead of inference.")] = False,
     repeats: Annotated[
@@ -86,13 +110,15 @@ def networks(
     warmup: Annotated[int | None, typer.Option(min=0, help="Runs before: 10 on CUDA, 3 on a CPU.")] = None,
     threads: Threads = None,
     budget: Annotated[
-        float | None, typer.Option(min=0.1, help="With --paper or --goals: minutes after which no family is begun.")
+        float | None,
+        typer.Option(min=0.1, max=1e6, help="With --paper or --goals: minutes after which no family is begun."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Keep compiled code here; by default it is compiled anew, and thrown away.")
     ] = None,
     out: Out = None,
     form: Annotated[Format | None, typer.Option("--format", help="What to print; a table by default.")] = None,
+    wide: Wide = False,
     json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -104,11 +130,12 @@ def networks(
     Examples: flopping bench "E(ViT-S)"; flopping bench "E(ViT-S)" resnet50 --train -o a.jsonl; flopping bench --paper
     """
     from flopping.cost.measure import Session
-    from flopping.cost.plan import cases, check_device, families, protocol_for, rows_of_the_paper, settings
-    from flopping.cost.records import to_line
+    from flopping.cost.protocol import CPU_PROTOCOL, PAPER_PROTOCOL, group_by_baseline, paper_networks, plan_records
+    from flopping.cost.records import Setting, to_line
     from flopping.errors import UsageError
-    from flopping.lab.bench.goals import goal_cases, verdicts
+    from flopping.lab.bench.goals import plan_goals, verdicts
     from flopping.machine import usable_cores
+    from flopping.training.distributed import resolve_device
 
     if os.name != "posix":
         raise UsageError("flopping bench needs Linux or macOS: it starts and ends processes as these do")
@@ -121,9 +148,11 @@ def networks(
         got = "--train" if train else f"--batch {batch}"
         raise UsageError(f"--latency is inference with batch 1, got {got}")
     if budget is not None and models:
-        raise UsageError(f"--budget goes with --paper or --goals, got --budget {budget:g} with names of networks")
-    on = "cpu" if goals else check_device(device)
-    protocol = protocol_for(on)
+        raise UsageError(f"--budget is for --paper or --goals, got --budget {budget:g} and names of networks")
+    if train and Mode.frozen in (mode or ()):
+        raise UsageError("compiled-frozen makes constants of the weights, so it can't train: use another mode")
+    on = "cpu" if goals else str(resolve_device(device))
+    protocol = PAPER_PROTOCOL if on.startswith("cuda") else CPU_PROTOCOL
     protocol = replace(
         protocol,
         batch=1 if latency else batch or protocol.batch,
@@ -133,14 +162,19 @@ def networks(
     )
     if goals:
         own = {"--mode": mode, "--dtype": dtype, "--batch": batch, "--threads": threads, "--baseline": baseline}
-        own |= {"--device": device, "--train": train, "--latency": latency}
+        own |= {"--device": device != "auto", "--train": train, "--latency": latency}
         if excluded := [name for name, value in own.items() if value]:
             raise UsageError(f"goals are set for settings of their own: leave out --goals or {', '.join(excluded)}")
-        chosen = goal_cases()
+        chosen = plan_goals(**origin())
     else:
-        modes, dtypes = dict.fromkeys(mode or ["compiled"]), dict.fromkeys(dtype or [protocol.dtype])
-        made = settings(modes, dtypes, on, protocol.batch, threads or usable_cores(), train)
-        chosen = cases(models or rows_of_the_paper(), made, baseline)
+        settings = [
+            Setting(
+                m.value, "training" if train else "inference", on, d.value, protocol.batch, threads or usable_cores()
+            )
+            for m in dict.fromkeys(mode or [Mode.compiled])
+            for d in dict.fromkeys(dtype or [Precision(protocol.dtype)])
+        ]
+        chosen = plan_records(models or paper_networks(), settings, baseline, **origin(on))
     records: list[Record] = []
     file = RecordFile(out)
 
@@ -157,22 +191,20 @@ def networks(
         session = Session(
             protocol,
             keep,
-            command=shlex.join(["flopping", *sys.argv[1:]]),
             budget=budget and 60 * budget,
             cache=cache,
-            device=on,
             progress=lambda text, share: bar.update(task, description=text, completed=share),
         )
         try:
-            session.measure(families(chosen) if paper or goals else [chosen])
+            session.measure(group_by_baseline(chosen) if paper or goals else [chosen])
         except KeyboardInterrupt:
             interrupted = True
     if records and form is not Format.jsonl:
-        print_rows(records, form)
+        print_rows(records, form, wide)
         if goals:
             table = Table("network", "mode", "speed-up", "goal", "", title="Goals", title_justify="left")
-            for v in verdicts(records):
-                table.add_row(v.name, v.mode, f"{v.speedup:.2f}", f"{v.goal:.2f}", MARKS[v.met])
+            for name, how, speedup, goal in verdicts(records):
+                table.add_row(name, how, f"{speedup:.2f}", f"{goal:.2f}", MARKS[speedup >= goal])
             Console().print(table)
     if interrupted:
         say(file.interrupted(len(records), len(chosen)))
@@ -223,9 +255,9 @@ class RecordFile:
 
 @bench.command()
 def layers(
-    width: Annotated[int, typer.Option(help="Channels; heads have 64.")] = 768,
+    width: Annotated[int, typer.Option(max=2**16, help="Channels; heads have 64.")] = 768,
     group: Annotated[str, typer.Option(help="The group of the equivariant layers.")] = "flop",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, max=4096, help="CPU threads.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
     quiet: Quiet = False,
@@ -237,7 +269,7 @@ def layers(
     import torch
 
     from flopping.groups import get_group
-    from flopping.lab.bench.layers import bench_layers, caption
+    from flopping.lab.bench.bench_layers import bench_layers, caption
 
     torch.set_num_threads(threads)
     with Progress(console=progress_console(quiet), transient=True) as bar:
@@ -280,7 +312,7 @@ def loader(
     """
     from flopping.data.loader import default_workers
     from flopping.errors import RunStoppedError
-    from flopping.lab.bench.loader import measure
+    from flopping.lab.bench.bench_loader import measure
     from flopping.training.job import RunOptions
 
     job = build_job(recipe, changes, data, model, root, micro_batch)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json as json_module
-import shlex
-import sys
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.bench import MARKS, Out, RecordFile, Threads, bench
+from flopping_cli.bench import MARKS, Out, RecordFile, Threads, bench, origin
 from flopping_cli.common import CTRL_C, Quiet, progress_console, say
 
 if TYPE_CHECKING:
-    from flopping.lab.bench.exported import Compared
+    from flopping.lab.bench.bench_export import Compared
 
 
 @bench.command()
@@ -24,7 +21,7 @@ def export(
     models: Annotated[
         list[str] | None, typer.Argument(help='Names like "E(ViT-S)"; that and "E(ResMLP-S24)" by default.')
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images in a batch.")] = 8,
     threads: Threads = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 20,
     warmup: Annotated[int, typer.Option(min=0, help="Runs of each before.")] = 3,
@@ -42,22 +39,20 @@ def export(
     from importlib.metadata import version
 
     from flopping.deploy import CheckFailedError
-    from flopping.lab.bench.exported import compared, pairs
-    from flopping.machine import this_machine, usable_cores
+    from flopping.deploy.formats import require_modules
+    from flopping.lab.bench.bench_export import compare_all, pairs
+    from flopping.machine import usable_cores
 
-    chosen = pairs(models or ["E(ViT-S)", "E(ResMLP-S24)"])
+    require_modules()
+    shared = origin(onnxruntime=version("onnxruntime"))
+    chosen = pairs(models or ["E(ViT-S)", "E(ResMLP-S24)"], batch, threads or usable_cores(), **shared)
     file = RecordFile(out)
-    machine = this_machine(others={"onnxruntime": version("onnxruntime")})
-    command = shlex.join(["flopping", *sys.argv[1:]])
-    began = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    options = {"batch": batch, "threads": threads or usable_cores(), "repeats": repeats, "warmup": warmup}
     rows: list[Compared] = []
     code, last = 0, ""
     try:
         with progress_console(quiet).status("") as status:
-            for found in compared(chosen, **options, progress=status.update):
-                if out is not None:
-                    file.add(found.records(warmup=warmup, machine=machine, command=command, time=began))
+            for found in compare_all(chosen, repeats=repeats, warmup=warmup, progress=status.update):
+                file.add([found.x, found.e])
                 rows.append(found)
                 if json:
                     typer.echo(json_module.dumps(found.as_dict()))
@@ -73,8 +68,9 @@ def export(
 
 
 def _print_exported(rows: list[Compared]) -> None:
+    from flopping.cost.timing import Timing
     from flopping.errors import pluralize
-    from flopping.lab.bench.exported import GOAL
+    from flopping.lab.bench.bench_export import GOAL
 
     table = Table()
     table.add_column("network", no_wrap=True)
@@ -82,20 +78,20 @@ def _print_exported(rows: list[Compared]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            row.pair.name,
-            f"{1e3 * row.timing.median:.0f} / {1e3 * row.twin_timing.median:.0f}",
+            row.e.name,
+            f"{1e3 * Timing(row.e.seconds).median:.0f} / {1e3 * Timing(row.x.seconds).median:.0f}",
             f"{row.speedup.value:.2f} [{row.speedup.low:.2f}, {row.speedup.high:.2f}]",
             MARKS[row.met],
-            f"{row.megabytes:.0f} / {row.twin_megabytes:.0f}",
+            f"{row.megabytes:.0f} / {row.x_megabytes:.0f}",
         )
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 80)  # names are whole
     console.print(table)
-    first = rows[0]
+    setting, rounds = rows[0].e.setting, len(rows[0].e.seconds)
     console.print(
-        f"ONNX Runtime, float32, batch {first.batch}, {pluralize(first.threads, 'thread')}, medians of"
-        f" {pluralize(len(first.timing.seconds), 'round')}. X is the ordinary twin; graphs differ from their networks"
+        f"ONNX Runtime, float32, batch {setting.batch}, {pluralize(setting.threads, 'thread')}, medians of"
+        f" {pluralize(rounds, 'round')}. X is the ordinary twin; graphs differ from their networks"
         f" by {max(row.difference for row in rows):.0e} of the largest logit at most.",
         highlight=False,
         soft_wrap=True,

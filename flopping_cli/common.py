@@ -25,7 +25,7 @@ CTRL_C = 128 + signal.SIGINT
 RANK0_SECONDS = 3.0
 """How long other ranks wait for rank 0 to show why all of them end, before they end."""
 PANELS = {
-    "Use a network": ("demo", "models", "predict", "export", "show"),
+    "Use a network": ("demo", "doctor", "models", "predict", "export", "show"),
     "Train and test": ("train", "eval", "recipes", "experiment"),
     "Understand and check": ("count", "verify", "probe", "convert"),
     "Measure": ("bench", "report"),

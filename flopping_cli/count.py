@@ -43,8 +43,10 @@ def count(
         int | None, typer.Option(min=0, help="Show layers nested this deep, by default 2; all with --json.")
     ] = None,
     train: Annotated[bool, typer.Option("--train", help="A training step: forward and backward pass.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images that share the work on weights.")] = 1,
-    img_size: Annotated[int | None, typer.Option(min=1, help="Size of the image, by default the network's.")] = None,
+    batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images that share the work on weights.")] = 1,
+    img_size: Annotated[
+        int | None, typer.Option(min=1, max=8192, help="Size of the image, by default the network's.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per layer, the whole network last.")] = False,
     quiet: Quiet = False,
 ) -> None:

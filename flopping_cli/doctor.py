@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flopping_cli.common import CTRL_C, Quiet, app, progress_console, say
+from flopping_cli.train import Device
 
 if TYPE_CHECKING:
     from flopping.lab.doctor import Result
@@ -23,7 +24,7 @@ STYLES = {"pass": "green", "FAIL": "red", "no": "yellow"}
 
 @app.command()
 def doctor(
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default CUDA where there is one.")] = None,
+    device: Device = "auto",
     json: Annotated[bool, typer.Option("--json", help="One JSON object: machine, results, sentence.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -34,13 +35,13 @@ def doctor(
 
     Examples: flopping doctor; flopping doctor --device cpu --json
     """
-    from flopping.cost.plan import check_device
     from flopping.errors import UsageError, pluralize
     from flopping.lab.doctor import describe_machine, examine, plan, sentence
+    from flopping.training.distributed import resolve_device
 
     if os.name != "posix":
         raise UsageError("flopping doctor needs Linux or macOS: it starts and ends processes as these do")
-    on = check_device(device)
+    on = str(resolve_device(device))
     results: list[Result] = []
     interrupted, machine = False, dict[str, str]()
     with Progress(console=progress_console(quiet), transient=True) as bar:

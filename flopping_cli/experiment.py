@@ -24,7 +24,6 @@ def experiment(
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 1,
     only_report: Annotated[bool, typer.Option("--only-report", help="Train nothing, write the report anew.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Where the report is, and how many runs it has, as JSON.")
@@ -42,7 +41,7 @@ def experiment(
     from flopping.errors import RunInterruptedError, RunStoppedError, UsageError
     from flopping.lab.drawing import require_matplotlib
     from flopping.lab.experiment.plan import load
-    from flopping.lab.experiment.runs import Experiment, Runner
+    from flopping.lab.experiment.runs import Experiment
     from flopping.lab.experiment.summary import write_report
     from flopping.training.distributed import resolve_device
     from flopping.training.job import RunOptions
@@ -52,7 +51,6 @@ def experiment(
     options += [] if compile else ["--no-compile"]
     words = ["flopping", "experiment", name, "--data", data, "-o", str(output), "--report", str(report)]
     words += [] if scale == 1 else ["--scale", f"{scale:g}"]
-    words += [] if jobs == 1 else ["--jobs", str(jobs)]
     command, progress = shlex.join([*words, *options]), progress_console(quiet)
     require_matplotlib()
     if report.suffix != ".md":
@@ -62,8 +60,7 @@ def experiment(
     machine = RunOptions(str(resolve_device(device)), default_workers() if workers is None else workers, compile)
     try:
         if not only_report:
-            runner = Runner(found, options, machine, lambda text: say(text, progress), jobs)
-            runner.run(lambda: write_report(found, report, command))
+            found.run(options, machine, lambda text: say(text, progress), lambda: write_report(found, report, command))
     except RunInterruptedError as stop:
         say(str(stop))
         raise typer.Exit(INTERRUPTED) from stop

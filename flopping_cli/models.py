@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json as json_module
 from dataclasses import asdict
+from itertools import groupby
+from operator import attrgetter
 from typing import Annotated
 
 import typer
@@ -12,21 +14,19 @@ from rich.table import Table
 
 from flopping_cli.common import Quiet, app, progress_console
 
-WIDTH = 130
-"""Columns that the table needs."""
-
 
 @app.command()
 def models(
     pattern: Annotated[
         str, typer.Argument(help='Which ones: a registered name or one of the paper, with wildcards ("E(*)").')
     ] = "*",
+    wide: Annotated[bool, typer.Option("--wide", help="Also MACs, and the paper's figures: 120 columns.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per network.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """List all networks: the paper's name, the registered name, parameters, FLOPs, and whether the paper's are met.
+    """List all networks by family: the paper's name, the registered name, parameters and FLOPs.
 
-    Examples: flopping models; flopping models "E(*)"; flopping models "deit3_*" --json
+    Examples: flopping models; flopping models "E(*)" --wide; flopping models "deit3_*" --json
     """
     from rich.progress import track
 
@@ -45,13 +45,20 @@ def models(
             typer.echo(json_module.dumps({**asdict(r), **met}, allow_nan=False))
         return
     marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}
-    columns = "paper", "name", "params M", "(paper)", "", "FLOPs G", "(paper)", "", "MACs G"
-    table = Table(*columns, caption=describe_columns(found), caption_justify="left")
-    for r in found:
-        reported = ("", "") if r.reported is None else (f"{r.reported.params_m}", f"{r.reported.flops_g}")
-        params = f"{r.params / 1e6:.2f}", reported[0], marks[r.params_met]
-        flops = f"{r.flops / 1e9:.3f}", reported[1], marks[r.flops_met]
-        table.add_row(r.paper, r.name, *params, *flops, f"{r.macs / 1e9:.3f}")
+    columns = ["paper", "name", "params M", "FLOPs G"]
+    columns += ["MACs G", "paper's M", "", "paper's G", ""] if wide else []
+    table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for place, column in enumerate(columns):
+        table.add_column(column, no_wrap=True, justify="left" if place < 2 else "right", header_style="bold")
+    for family, rows in groupby(sorted(found, key=attrgetter("family")), attrgetter("family")):
+        table.add_row(f"[bold]{family}[/bold]")
+        for r in rows:
+            reported = ("", "") if r.reported is None else (f"{r.reported.params_m}", f"{r.reported.flops_g}")
+            cells = [f"{r.params / 1e6:.2f}", f"{r.flops / 1e9:.3f}", f"{r.macs / 1e9:.3f}"]
+            cells += [reported[0], marks[r.params_met], reported[1], marks[r.flops_met]]
+            table.add_row(r.paper, r.name, *cells[: len(columns) - 2])
+        table.add_section()
     console = Console()
-    console.width = max(console.width, WIDTH)  # names are never cut
+    console.width = max(console.width, 120 if wide else 80)  # names are never cut
     console.print(table)
+    console.print(describe_columns(found), highlight=False)

@@ -23,6 +23,9 @@ class Format(str, Enum):
     jsonl = "jsonl"
 
 
+Wide = Annotated[bool, typer.Option("--wide", help="A table with all columns, wider than 80 characters.")]
+
+
 @app.command()
 def report(
     files: Annotated[
@@ -35,6 +38,7 @@ def report(
     form: Annotated[
         Format | None, typer.Option("--format", help="What is printed where there is no -o; a table by default.")
     ] = None,
+    wide: Wide = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files in DIR that aren't of a report.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
     quiet: Quiet = False,
@@ -56,7 +60,7 @@ def report(
         with as_usage_error(OSError):
             records = [record for path in files for record in read(path)]
     if out is None:
-        print_rows(records, form or Format.table)
+        print_rows(records, form or Format.table, wide)
     else:
         _build(records, out, force, quiet)
 
@@ -70,14 +74,14 @@ def chosen_format(form: Format | None, json: bool) -> Format | None:
     return Format.jsonl if json else form
 
 
-def print_rows(records: list[Record], form: Format) -> None:
+def print_rows(records: list[Record], form: Format, wide: bool = False) -> None:
     """Measurements as text on standard output."""
     from flopping.lab.report import tables
     from flopping.lab.report.comparison import compare
 
     rows = compare(records)
     if form is Format.table:
-        tables.show(rows, Console())
+        tables.show(rows, Console(), wide)
     elif form is Format.jsonl:
         for row in rows:
             typer.echo(json_module.dumps(row.figures, allow_nan=False))
@@ -91,7 +95,7 @@ def _build(records: list[Record], out: Path, force: bool, quiet: bool) -> None:
 
     from flopping.lab.drawing import require_matplotlib
     from flopping.lab.report.figures import paper_costs
-    from flopping.lab.report.report import PAGE, build, require_folder, write
+    from flopping.lab.report.report_folder import PAGE, build, require_folder, write
     from flopping.models.paper import results
 
     require_matplotlib()

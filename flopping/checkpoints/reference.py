@@ -14,14 +14,15 @@ from torch import Tensor
 
 from flopping.checkpoints.reference_families import FAMILIES, Family, Source, translate_weights
 from flopping.checkpoints.weight_files import (
+    fill_folder,
     read_weights,
     require_output,
     require_output_folder,
     table_of_weights,
-    write_folder,
     write_weights,
 )
 from flopping.errors import UsageError, as_usage_error
+from flopping.files import atomic_write_folder
 from flopping.functional.grid import Grid, as_pair
 from flopping.models.backbone import Backbone
 from flopping.models.weights import load_weights
@@ -142,7 +143,8 @@ def convert_reference(source: str | Path, out: str | Path, *, overwrite: bool = 
         write_weights(model.state_dict(), out, metadata, overwrite=overwrite)
     else:
         size = as_pair(found.args.get("img_size", ZOO[found.name].img_size), "img_size")
-        write_folder(model, out, found.args, input_size=(model.in_chans, *size))
+        with atomic_write_folder(out) as folder:
+            fill_folder(folder, model, found.args, input_size=(model.in_chans, *size))
     return Converted(out, found.paper, found.name, found.args)
 
 

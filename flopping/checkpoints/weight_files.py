@@ -20,7 +20,7 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import atomic_write, atomic_write_folder, require_writable
+from flopping.files import atomic_write, require_writable
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a folder that timm loads."""
@@ -123,13 +123,17 @@ def write_weights(
     """A `.safetensors` file; it appears under its name once it is whole, so an older one is never half-overwritten."""
     path = Path(path)
     require_output(path, overwrite)
-    tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
     with atomic_write(path) as place:
-        try:
-            save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
-        except SafetensorError as error:
-            number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
-            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
+        _save(state_dict, place, metadata)
+
+
+def _save(state_dict: Mapping[str, Tensor], place: Path, metadata: Mapping[str, str] | None = None) -> None:
+    tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
+    try:
+        save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
+        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
 
 
 def require_output_folder(path: Path, overwrite: bool) -> None:
@@ -140,18 +144,21 @@ def require_output_folder(path: Path, overwrite: bool) -> None:
         raise UsageError(f"{str(path)!r} holds more than a saved network ({others[0]!r}), and is not replaced")
 
 
-def write_folder(
+def fill_folder(
+    folder: Path,
     model: nn.Module,
-    path: Path,
     model_args: Mapping[str, Any],
     labels: Sequence[str] | None = None,
     input_size: Sequence[int] | None = None,
 ) -> None:
-    """A folder that timm loads: the weights, and a config with the arguments, the classes and the preprocessing."""
-    with atomic_write_folder(path) as place:
-        save_config_for_hf(model, place / CONFIG, {} if labels is None else {"label_names": list(labels)}, model_args)
-        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-        if input_size is not None:
-            config["pretrained_cfg"]["input_size"] = list(input_size)
-        (place / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        write_weights(model.state_dict(), place / WEIGHTS)
+    """Write what timm loads a network from into a folder that `atomic_write_folder` made.
+
+    These are the weights, and a config with the arguments, the classes and the preprocessing.
+    """
+    path = folder / CONFIG
+    save_config_for_hf(model, path, {} if labels is None else {"label_names": list(labels)}, model_args)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if input_size is not None:
+        config["pretrained_cfg"]["input_size"] = list(input_size)
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    _save(model.state_dict(), folder / WEIGHTS)

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,16 +18,14 @@ from uuid import uuid4
 
 import torch
 
-from flopping.cost.plan import Case, Protocol
+from flopping.cost.protocol import Protocol
 from flopping.cost.records import Memory, Record
 from flopping.cost.timing import Timing
 from flopping.cost.worker import NOISE
 from flopping.errors import pluralize
-from flopping.machine import explain_exit, precision_problem, this_machine
+from flopping.machine import explain_exit, precision_problem
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-MAX_PARALLEL_PROCESSES = 4
-"""Processes that compile and measure memory at the same time, on a CPU."""
 
 
 class ChildProcess:
@@ -60,20 +56,19 @@ class ChildProcess:
     def __enter__(self) -> ChildProcess:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self.stderr.close()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
-
     def stop(self) -> None:
         """Kill it, and the compilers that it started."""
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
         self.process.wait()
+        for file in (self.stderr, self.process.stdin, self.process.stdout):
+            assert file is not None
+            with suppress(BrokenPipeError):
+                file.close()
 
     def events(self) -> Iterator[dict[str, Any]]:
         """What it reports until it ends."""
@@ -110,121 +105,73 @@ class Session:
         protocol: Protocol,
         sink: Callable[[Record], object],
         *,
-        command: str = "",
         budget: float | None = None,
         cache: Path | None = None,
-        device: str = "cpu",
         progress: Callable[[str, float], object] = lambda text, share: None,
     ) -> None:
-        self.protocol, self.sink, self.command, self.progress = protocol, sink, command, progress
-        self.budget, self.cache, self.machine = budget, cache, this_machine(device)
-        self.children: set[ChildProcess] = set()
-        self.stopped = False
+        self.protocol, self.sink, self.progress = protocol, sink, progress
+        self.budget, self.cache = budget, cache
 
-    def measure(self, groups: Sequence[Sequence[Case]]) -> None:
-        began, start = datetime.now(timezone.utc).isoformat(timespec="seconds"), monotonic()
+    def measure(self, groups: Sequence[Sequence[Record]]) -> None:
+        """Fill in records that `plan_records` made."""
+        start = monotonic()
         with tempfile.TemporaryDirectory(prefix="flopping-bench-", ignore_cleanup_errors=True) as empty:
             self.environment = {CACHE: empty if self.cache is None else str(self.cache.resolve())}
             for number, group in enumerate(groups):
                 self.done, self.share = number / len(groups), 1 / len(groups)
-                late = self.budget is not None and monotonic() - start > self.budget
-                self._measure_group(group, began, late)
+                self._measure_group(group, self.budget is not None and monotonic() - start > self.budget)
 
-    def _measure_group(self, group: Sequence[Case], began: str, late: bool) -> None:
-        run = uuid4().hex[:12]
-        self.records = {str(key): self._empty_record(case, run, began) for key, case in enumerate(group)}
-        self.failures: dict[str, str] = {}
+    def _measure_group(self, group: Sequence[Record], late: bool) -> None:
+        run, warmup = uuid4().hex[:12], self.protocol.warmup
+        self.records = {str(key): replace(record, run=run, warmup=warmup) for key, record in enumerate(group)}
+        self.problems: dict[str, str] = {}
         self.rounds: list[dict[str, float]] = []
-        for key, case in zip(self.records, group, strict=True):
-            problem = precision_problem(case.setting.dtype, torch.device(case.setting.device))
-            if late or problem is not None:
-                self.failures[key] = problem or "not measured: the time budget was used up"
-        interrupted = ""
+        interrupted = True
         try:
-            self._measure_memory()
+            for number, (key, record) in enumerate(self.records.items()):
+                self._report(f"compiling, measuring memory of {record.name}", number / len(group) / 2)
+                problem = precision_problem(record.setting.dtype, torch.device(record.setting.device))
+                if late or problem is not None:
+                    self.problems[key] = problem or "not measured: the time budget was used up"
+                self._measure_memory(key)
             self._measure_time()
-        except BaseException as error:
-            interrupted = "interrupted" if isinstance(error, KeyboardInterrupt) else f"stopped by {error!r}"
-            raise
+            interrupted = False
         finally:
             for key, record in self.records.items():
                 seconds = tuple(times[key] for times in self.rounds if key in times)
-                problem = self.failures.get(key)
-                if interrupted and problem is None:
+                if interrupted and key not in self.problems:
                     if not seconds and record.memory is None:
                         continue
-                    problem = f"{interrupted} after {pluralize(len(seconds), 'round')}"
+                    self.problems[key] = f"interrupted after {pluralize(len(seconds), 'round')}"
                 noise = Timing(tuple(times[NOISE] for times in self.rounds)).spread if seconds else None
-                self.sink(replace(record, seconds=seconds, noise=noise, problem=problem or record.problem))
+                problem = self.problems.get(key, record.problem)
+                self.sink(replace(record, seconds=seconds, noise=noise, problem=problem))
 
-    def _empty_record(self, case: Case, run: str, began: str) -> Record:
-        return Record(
-            model=case.model,
-            paper=case.paper,
-            baseline=case.baseline,
-            setting=case.setting,
-            input_size=(),
-            params=0,
-            flops=None,
-            macs=None,
-            seconds=(),
-            run=run,
-            warmup=self.protocol.warmup,
-            compile_seconds=None,
-            memory=None,
-            noise=None,
-            problem=None,
-            machine=self.machine,
-            command=self.command,
-            time=began,
-        )
-
-    def _measure_memory(self) -> None:
-        """Size, FLOPs, compile time and memory, in a process each; several side by side, but one at a time on a GPU."""
-        self._report("compiling, measuring memory", 0.0)
-        on_cpu = all(record.setting.device == "cpu" for record in self.records.values())
-        workers = min(self.machine.cores, MAX_PARALLEL_PROCESSES) if on_cpu else 1
-        with ThreadPoolExecutor(workers) as pool:
-            futures = [pool.submit(self._measure_memory_of, key) for key in self.records]
-            try:
-                for number, future in enumerate(futures, 1):
-                    future.result()
-                    self._report("compiling, measuring memory", number / len(futures) / 2)
-            except BaseException:
-                self.stopped = True
-                for child in list(self.children):
-                    child.stop()
-                pool.shutdown(cancel_futures=True)
-                raise
-        if workers > 1:  # the processes beside it may have taken the memory
-            for key in [key for key, problem in self.failures.items() if "out of memory" in problem]:
-                del self.failures[key]
-                self._measure_memory_of(key)
-
-    def _measure_memory_of(self, key: str) -> None:
-        runs = key not in self.failures
-        with self._child("memory", [key], runs=runs) as child:
+    def _measure_memory(self, key: str) -> None:
+        """Size, FLOPs, compile time and memory, in a process of its own; what cannot run is only described."""
+        runs = key not in self.problems
+        with self._start("memory", [key], runs=runs) as child:
             for event in child.events():
                 if event.pop("event") == "memory":
                     event["memory"] = Memory(**event["memory"]) if event["memory"] else None
                 else:
                     event["input_size"] = tuple(event["input_size"])
                 self.records[key] = replace(self.records[key], **event)
-            if runs and not self.stopped and child.problem is not None:
-                self.failures[key] = child.problem
+            if runs and child.problem is not None:
+                self.problems[key] = child.problem
 
     def _measure_time(self) -> None:
         """All in turn in one process. If one network crashes it while it is prepared, start again without that one."""
-        while waiting := [key for key in self.records if key not in self.failures]:
+        while waiting := [key for key in self.records if key not in self.problems]:
             preparing = None
-            with self._child("time", waiting, **asdict(self.protocol)) as child:
+            with self._start("time", waiting, **asdict(self.protocol)) as child:
                 for event in child.events():
                     if event["event"] == "round":
                         self.rounds.append(event["seconds"])
                         done, repeats = len(self.rounds), self.protocol.repeats
                         self._report(f"round {done} of {repeats}", (1 + done / repeats) / 2)
                     elif event["event"] == "problem":
-                        self.failures[event["key"]] = event["problem"]
+                        self.problems[event["key"]] = event["problem"]
                     else:
                         preparing = event.get("key")
                         self._report("warming up", 0.5)
@@ -232,20 +179,12 @@ class Session:
             if problem is None:
                 return
             for key in waiting if preparing is None else [preparing]:
-                self.failures.setdefault(key, f"{problem}, after {pluralize(len(self.rounds), 'round')}")
+                self.problems.setdefault(key, f"{problem}, after {pluralize(len(self.rounds), 'round')}")
 
     def _report(self, text: str, share: float) -> None:
         self.progress(text, self.done + share * self.share)
 
-    @contextmanager
-    def _child(self, job: str, keys: Sequence[str], **more: Any) -> Iterator[ChildProcess]:
+    def _start(self, job: str, keys: Sequence[str], **more: Any) -> ChildProcess:
         records = {key: self.records[key] for key in keys}
         cases = [{"key": key, "model": r.model, "setting": asdict(r.setting)} for key, r in records.items()]
-        with ChildProcess({"job": job, "cases": cases, **more}, self.environment) as child:
-            self.children.add(child)
-            try:
-                if self.stopped:
-                    child.stop()
-                yield child
-            finally:
-                self.children.discard(child)
+        return ChildProcess({"job": job, "cases": cases, **more}, self.environment)

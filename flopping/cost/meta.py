@@ -95,7 +95,5 @@ def _is_plain(value: object) -> bool:
 
 def _like(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(_like(item) for item in value)
-    return (
-        value if value is None else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    )
+        return tuple(map(_like, value))
+    return value if value is None else value.new_empty_strided(value.shape, value.stride())

@@ -42,7 +42,7 @@ PER_OUTPUT: dict[int, str] = {
     " _adaptive_avg_pool2d_backward avg_pool2d_backward",  # g / n
     2: "addcmul addcdiv leaky_relu upsample_linear1d"
     " native_dropout native_dropout_backward",  # times a mask, times 1 / (1 - p); drawing the mask is free
-    3: "hardsigmoid sigmoid_backward tanh_backward hardswish_backward",  # g y (1 - y); g (1 - y y)
+    3: "lerp hardsigmoid sigmoid_backward tanh_backward hardswish_backward",  # g y (1 - y); g (1 - y y)
     4: "sigmoid sqrt rsqrt exp log tanh erf sin cos hardswish"
     " _softmax_backward_data"  # y (g - sum of g y)
     " grid_sampler_2d upsample_bilinear2d",  # as in fvcore: one per neighbour
@@ -72,7 +72,7 @@ FREE = (
     " _to_copy cat clone copy embedding lift_fresh repeat stack"
     " flip gather im2col index index_copy index_select pixel_shuffle pixel_unshuffle roll"
     " masked_fill scatter select_backward slice_backward slice_scatter tril triu upsample_nearest2d where"
-    " constant_pad_nd reflection_pad2d replication_pad2d"
+    " constant_pad_nd diag_embed reflection_pad2d replication_pad2d"
     " arange empty empty_like empty_strided eye fill full full_like linspace zero zeros zeros_like ones ones_like"
     " new_empty new_empty_strided new_full new_ones new_zeros scalar_tensor"
     " bernoulli normal rand rand_like randn randn_like uniform"

@@ -36,6 +36,12 @@ class Row:
     """Parameters with the linear hand-off, the default of I(X), which is counted with |odd| as in the paper."""
 
     @property
+    def family(self) -> str:
+        """The architecture, as the paper calls it."""
+        families = {"deit3": "ViT", "resmlp": "ResMLP", "convnext": "ConvNeXt", "resnet": "ResNet"}
+        return next((family for start, family in families.items() if self.name.startswith(start)), "others")
+
+    @property
     def params_met(self) -> bool | None:
         """Whether the parameters are the paper's, at its rounding to 0.1 M; constants counted as it did."""
         if self.reported is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -16,7 +16,6 @@ from flopping.errors import UsageError, as_usage_error, pluralize
 from flopping.machine import Machine
 
 FORMAT = "flopping-bench-1"
-"""First key of every line: what it is, and which version of it."""
 MODES = ("eager", "compiled", "compiled-frozen")
 EXPORTED = "onnxruntime"
 """The mode of an exported network, which `flopping bench export` measures."""
@@ -33,15 +32,15 @@ class Setting:
 
     __pydantic_config__ = STRICT
 
-    mode: Annotated[str, Field(pattern=f"^({'|'.join((*MODES, EXPORTED))})$")] = "compiled"
+    mode: Annotated[str, Field(pattern=f"^({'|'.join((*MODES, EXPORTED))})$")]
     """eager; compiled; compiled-frozen: compiled with the weights as constants; onnxruntime: exported."""
-    task: Annotated[str, Field(pattern=f"^({'|'.join(TASKS)})$")] = "inference"
+    task: Annotated[str, Field(pattern=f"^({'|'.join(TASKS)})$")]
     """inference; training: forward, backward and a step of AdamW."""
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str
+    dtype: str
     """Others than float32 are autocast: weights stay in float32."""
-    batch: Annotated[int, Field(ge=1)] = 8
-    threads: int = 1
+    batch: Annotated[int, Field(ge=1)]
+    threads: int
     """CPU threads."""
 
     def __str__(self) -> str:
@@ -62,12 +61,13 @@ class Memory:
     """CPU: the largest resident set, with Python, torch and compiled code."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """A network in one setting: the seconds of every round, or the reason why there are none."""
 
     __pydantic_config__ = STRICT
 
+    format: Literal["flopping-bench-1"]
     model: str
     """The registered name, or FILE.py:ATTRIBUTE."""
     paper: str | None
@@ -112,9 +112,16 @@ class Record:
         return self.setting.batch / Timing(self.seconds).median if self.seconds else None
 
 
+def new_record(**known: Any) -> Record:
+    """A record with these values, and no figures beside them."""
+    values: dict[str, Any] = {field.name: None for field in fields(Record)}
+    values |= {"format": FORMAT, "input_size": (), "params": 0, "seconds": (), "run": "", "warmup": 0}
+    return Record(**values | known)
+
+
 def to_line(record: Record) -> str:
     """One line of JSON, without the end of the line."""
-    return json.dumps({"format": FORMAT, **asdict(record)}, allow_nan=False)
+    return json.dumps(asdict(record), allow_nan=False)
 
 
 def append(path: Path, records: Iterable[Record]) -> None:
@@ -133,26 +140,19 @@ def append(path: Path, records: Iterable[Record]) -> None:
             raise
 
 
-_WANTED = "a file that `flopping bench -o FILE` wrote is needed"
-
-
 def read(path: Path) -> list[Record]:
     """All records of a file. A `UsageError` names the file and the line that is not a record."""
     with as_usage_error(OSError):
         content = path.read_bytes()
-    with as_usage_error(UnicodeDecodeError, context=f"{path} isn't a text file; {_WANTED}"):
+    with as_usage_error(UnicodeDecodeError, context=f"{path} isn't a text file"):
         lines = content.decode("utf-8").split("\n")
     records = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
+            with as_usage_error(UsageError, context=f"{path}, line {number}"):
                 records.append(from_line(line))
-            except ValueError as error:
-                cut = number == len(lines) and line.startswith('{"format"') and not line.rstrip().endswith("}")
-                hint = " (the file ends within this line; without the line, the others can be read)" if cut else ""
-                raise UsageError(f"{path}, line {number}: {error}{hint}") from error
     if not records:
-        raise UsageError(f"{path} has no records: {_WANTED}")
+        raise UsageError(f"{path} has no records: a file that `flopping bench -o FILE` wrote is needed")
     return records
 
 
@@ -164,37 +164,8 @@ def _adapter() -> TypeAdapter[Record]:
 def from_line(line: str) -> Record:
     """A record from its line; the error names a key that is missing, unknown or of another type."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"no JSON ({error}): {_WANTED}") from error
-    if not isinstance(found, dict) or "format" not in found:
-        raise UsageError(f"JSON, but no measurement of flopping: {_WANTED}, got {line.strip()[:60]}")
-    if (version := found.pop("format")) != FORMAT:
-        raise UsageError(f"another version of the format: this is {FORMAT}, got {version!r}")
-    setting = found.get("setting")
-    if isinstance(setting, dict) and (missing := [f.name for f in fields(Setting) if f.name not in setting]):
-        raise UsageError(f"setting lacks {missing}")
-    try:
-        return _adapter().validate_json(json.dumps(found))
+        return _adapter().validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the record"
+        key = ".".join(map(str, first["loc"])) or "not a record of `flopping bench`"
         raise UsageError(f"{key}: {first['msg']}, got {repr(first['input'])[:60]}") from error
-
-
-def latest(records: Sequence[Record]) -> list[Record]:
-    """Of several records of one network in one setting on one machine, the one to show.
-
-    That is the last complete one, else the last with some figures, else the last.
-    """
-    found: dict[object, Record] = {}
-    for record in records:
-        machine = record.machine
-        key = record.model, record.setting, record.input_size, machine.processor, machine.cores, machine.gpu
-        if key not in found or _completeness(record) >= _completeness(found[key]):
-            found[key] = record
-    return list(found.values())
-
-
-def _completeness(record: Record) -> int:
-    return 0 if not record.seconds else 1 if record.problem else 2

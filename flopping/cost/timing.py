@@ -24,7 +24,7 @@ class Timing:
     """Seconds of every run of one function.
 
     >>> fast, slow = Timing((1.0, 2.0, 1.0)), Timing((2.0, 4.0, 3.0))
-    >>> slow.median, slow.quartiles, slow.over(fast)
+    >>> slow.median, slow.quartiles, slow.interval_over(fast).value
     (3.0, (2.5, 3.5), 2.0)
     """
 
@@ -46,17 +46,9 @@ class Timing:
         low, high = self.quartiles
         return (high - low) / self.median
 
-    def ratios(self, other: Timing) -> tuple[float, ...]:
-        """How many times longer than the other, round by round."""
-        return tuple(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
-
-    def over(self, other: Timing) -> float:
-        """How many times longer than the other: median over rounds, whose two runs lie side by side."""
-        return median(self.ratios(other))
-
     def interval_over(self, other: Timing, level: float = 0.95) -> Interval:
-        """`over`, with its confidence interval."""
-        return bootstrap(self.ratios(other), level)
+        """How many times longer than the other: median over rounds, whose two runs lie side by side."""
+        return bootstrap([a / b for a, b in zip(self.seconds, other.seconds, strict=True)], level)
 
 
 def bootstrap(values: Sequence[float], level: float = 0.95, resamples: int = 4000) -> Interval:
@@ -71,10 +63,8 @@ def bootstrap(values: Sequence[float], level: float = 0.95, resamples: int = 400
     >>> bootstrap([2.0])
     Interval(value=2.0, low=-inf, high=inf)
     """
-    if not values:
-        raise ValueError("an interval needs at least one value, got none")
-    if not 0 < level < 1:
-        raise ValueError(f"the level of an interval lies between 0 and 1, got {level}")
+    if not values or not 0 < level < 1:
+        raise ValueError(f"an interval needs values and a level between 0 and 1, got {values} and {level}")
     if len(values) == 1:
         return Interval(values[0], float("-inf"), float("inf"))
     generator = torch.Generator().manual_seed(0)

@@ -41,10 +41,8 @@ class Run:
     Training is forward, cross-entropy, backward and a step of AdamW, with the loss scaled for float16. The network is
     compiled with torch's defaults, the optimiser is not compiled. Precisions other than float32 are autocast.
 
-    >>> run = Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), Setting("eager", "training"))
-    >>> run()
-    >>> run.state_bytes > 3 * 4 * 5 * 12  # weights, and the two moments of AdamW
-    True
+    >>> setting = Setting("eager", "training", "cpu", "float32", batch=2, threads=1)
+    >>> Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), setting)()
     """
 
     def __init__(self, model: nn.Module, x: Tensor, setting: Setting) -> None:
@@ -65,7 +63,13 @@ class Run:
 
     def __call__(self) -> None:
         if self.training:
-            self._step()
+            with self._autocast():
+                out = self.compiled(self.x)
+                loss = F.cross_entropy(out.flatten(1), torch.zeros(len(out), dtype=torch.long, device=self.device))
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimiser)
+            self.scaler.update()
+            self.optimiser.zero_grad(set_to_none=True)
         else:
             # the first run compiles; tracing asks for this switch, and the option of torch.compile comes too late
             freezing = inductor.patch(freezing=True) if self.must_freeze else nullcontext()
@@ -78,20 +82,9 @@ class Run:
     @property
     def state_bytes(self) -> int:
         """What stays between runs: weights, buffers, optimiser state and images."""
-        tensors = [self.x, *self.model.parameters(), *self.model.buffers()]
-        if self.training:
-            states = self.optimiser.state.values()
-            tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-    def _step(self) -> None:
-        with self._autocast():
-            out = self.compiled(self.x)
-            loss = F.cross_entropy(out.flatten(1), torch.zeros(len(out), dtype=torch.long, device=self.device))
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
+        states = self.optimiser.state.values() if self.training else ()
+        moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return sum(t.nbytes for t in (self.x, *self.model.parameters(), *self.model.buffers(), *moments))
 
     def _autocast(self) -> AbstractContextManager[object]:
         enabled = self.setting.dtype != "float32"
@@ -112,9 +105,7 @@ def peak_memory(run: Run, repeats: int = 2) -> Memory | None:
     if run.setting.mode == "compiled-frozen":
         return None  # the compiler's copies of the weights cannot be told from torch itself
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc returns freed memory to the system
-    if trim is not None:
-        trim(0)
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)  # only glibc returns freed memory to the system
     try:
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         before = _status("VmRSS")
@@ -170,7 +161,7 @@ def measure_memory(job: dict[str, Any], emit: Emit) -> None:
     if job["runs"]:
         run, compile_seconds = _prepare(case, warmup=1)
         memory = peak_memory(run)
-        emit("memory", compile_seconds=compile_seconds, memory=None if memory is None else asdict(memory))
+        emit("memory", compile_seconds=compile_seconds, memory=memory and asdict(memory))
 
 
 def measure_time(job: dict[str, Any], emit: Emit) -> None:
@@ -184,26 +175,16 @@ def measure_time(job: dict[str, Any], emit: Emit) -> None:
             emit("problem", key=case["key"], problem=_explain(error))
     emit("prepared")
     if runs:
-        device = torch.device(job["cases"][0]["setting"]["device"])
+        alone = Setting("eager", "inference", job["cases"][0]["setting"]["device"], "float32", NOISE_SIZE, 1)
+        noise = Run(nn.Linear(NOISE_SIZE, NOISE_SIZE), torch.randn(NOISE_SIZE, NOISE_SIZE), alone)
         start, limit = perf_counter(), job["seconds"]
         interleave(
-            {NOISE: _matrix_product(device), **runs},
+            {NOISE: noise, **runs},
             job["repeats"],
             warmup=0,
             progress=lambda seconds: emit("round", seconds=seconds),
             enough=lambda rounds: limit is not None and rounds >= job["fewest"] and perf_counter() - start > limit,
         )
-
-
-def _matrix_product(device: torch.device) -> Callable[[], object]:
-    matrix = torch.randn(NOISE_SIZE, NOISE_SIZE, device=device)
-
-    def product() -> None:
-        matrix @ matrix
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    return product
 
 
 def _explain(error: Exception) -> str:
@@ -225,9 +206,8 @@ def _limit_memory() -> None:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    available = available_memory()
-    limit = available if hard == resource.RLIM_INFINITY else min(available, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    limits = [available_memory(), *([] if hard == resource.RLIM_INFINITY else [hard])]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
 
 
 def _end_with_caller() -> None:

@@ -17,7 +17,7 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
-from flopping.checkpoints.weight_files import CONFIG, require_output_folder, write_folder
+from flopping.checkpoints.weight_files import CONFIG, fill_folder, require_output_folder
 from flopping.deploy import onnx_file
 from flopping.deploy.classifier import Classifier
 from flopping.errors import UsageError
@@ -81,7 +81,7 @@ def _write_folder(classifier: Classifier, path: Path, batch: int | None, opset: 
     args = {"img_size": size[1]} if cfg is not None and cfg.fixed_input_size and cfg.input_size != size else {}
     if classifier.folder is not None:
         args = json.loads((classifier.folder / CONFIG).read_text(encoding="utf-8")).get("model_args", {})
-    write_folder(classifier.model, path, args, classifier.labels, size)
+    fill_folder(path, classifier.model, args, classifier.labels, size)
 
 
 def _require_registered(model: nn.Module, name: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from flopping.errors import UsageError
+from flopping.models.fuse import fuse
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -38,9 +39,12 @@ def require_small(model: nn.Module, name: str) -> None:
 
 @torch.no_grad()
 def trace(model: nn.Module, input_size: tuple[int, int, int], batch: int | None) -> ExportedProgram:
-    """The graph for batches of one size, or of any. A trace with one image would take one image only."""
+    """The graph of a network's inference form, for batches of one size, or of any.
+
+    A trace with one image would take one image only.
+    """
     example = torch.zeros(batch or 2, *input_size)
-    return torch.export.export(model, (example,), dynamic_shapes=None if batch else ({0: Dim("batch")},))
+    return torch.export.export(fuse(model), (example,), dynamic_shapes=None if batch else ({0: Dim("batch")},))
 
 
 def write_graph(
@@ -52,8 +56,6 @@ def write_graph(
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the graph for batches of one size, or of any; metadata that isn't text becomes JSON."""
-    from flopping.deploy.fold import fold
-
     program = trace(model, input_size, batch)
     with _silence():
         made = torch.onnx.export(
@@ -66,7 +68,6 @@ def write_graph(
             verbose=False,
         )
     assert made is not None  # it is None only where the exporter writes the file itself
-    fold(made.model.graph)
     for key, value in (metadata or {}).items():
         made.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
     made.save(path, external_data=False)

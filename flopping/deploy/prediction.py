@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from flopping.data.photos import MAX_PIXELS, Failed, Photo, UnreadableError, rea
 from flopping.deploy.classifier import Classifier
 from flopping.errors import UsageError
 from flopping.machine import usable_cores
+from flopping.models.fuse import fuse
 
 READERS = 4
 """The largest number of threads that read photos: each may hold a very large one."""
@@ -75,6 +76,7 @@ def predict(
     for name, value in (("top", top), ("batch", batch), ("max_pixels", max_pixels)):
         if value < 1:
             raise ValueError(f"{name} is at least 1, got {value}")
+    classifier = replace(classifier, model=fuse(classifier.model))
     with closing(_read_ahead(classifier, photos, max_pixels, batch)) as read:
         while found := list(islice(read, batch)):
             images = [image for _, image in found if not isinstance(image, Failed)]

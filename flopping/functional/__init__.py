@@ -13,6 +13,7 @@ from flopping.functional.basis import (
     to_regular,
 )
 from flopping.functional.norm import layer_norm
+from flopping.functional.operation import compile_operations
 
 __all__ = [
     "Pointwise",
@@ -20,6 +21,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "cat",
+    "compile_operations",
     "from_regular",
     "heads",
     "invariant_only",

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopping.features import Feature, Layout
+from flopping.functional.operation import operation
 
 
-def attention(qkv: Feature, layout: Layout, num_heads: int, dropout: float = 0.0) -> Feature:
-    """Multi-head attention on tokens; each head owns an equal slice of every part.
+def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> Feature:
+    """Multi-head attention on tokens, from queries, keys and values `(B, H, N, D)` as `heads` gives them.
 
-    `qkv` has three times the copies of `layout`, ordered (3, heads, copies per head) in each part. The dot
-    product runs over all parts of a head together, so it is invariant, and the same weights mix all values.
+    The dot product runs over all parts of a head together, so it is invariant, and the same weights mix all values.
     """
-    q, k, v = heads(qkv, layout, num_heads)
+    num_heads = q.shape[1]
     mixed_BHND = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     mixed_BNHD = mixed_BHND.transpose(1, 2)
     parts = []
@@ -31,8 +31,12 @@ def attention(qkv: Feature, layout: Layout, num_heads: int, dropout: float = 0.0
     return tuple(parts)
 
 
-def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `(B, H, N, D)` from `qkv` as in `attention`: of each head all parts, one behind another.
+@operation()
+def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, ...]:
+    """Queries, keys and values `(B, H, N, D)`, or some of them: of each head all parts, one behind another.
+
+    `qkv` has three times the copies of `layout` (or as often as there are results), ordered (3, heads, copies per head)
+    in each part; so each head owns an equal slice of every part.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -40,10 +44,11 @@ def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, Tensor,
     [(2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)]
     """
     split_B3HND = [
-        _split_heads(qkv[i], d, num_heads) for i, d in enumerate(layout.irrep_dims) if layout.multiplicities[i]
+        _split_heads(qkv[i], d, num_heads, m // num_heads)
+        for i, (d, m) in enumerate(zip(layout.irrep_dims, layout.multiplicities, strict=True))
+        if m
     ]
-    q, k, v = (split_B3HND[0] if len(split_B3HND) == 1 else torch.cat(split_B3HND, -1)).unbind(1)
-    return q, k, v
+    return (split_B3HND[0] if len(split_B3HND) == 1 else torch.cat(split_B3HND, -1)).unbind(1)
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
@@ -56,7 +61,7 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
     return products.softmax(-1)
 
 
-def _split_heads(part: Tensor, d: int, num_heads: int) -> Tensor:
-    """`(B, N, [d,] 3 m)` to `(B, 3, H, N, d m / H)`."""
-    split: Tensor = part.unflatten(-1, (3, num_heads, -1))
+def _split_heads(part: Tensor, d: int, num_heads: int, copies: int) -> Tensor:
+    """`(B, N, [d,] 3 m)` to `(B, 3, H, N, d m / H)`; `copies` are m / H."""
+    split: Tensor = part.unflatten(-1, (-1, num_heads, copies))
     return split.permute(0, 2, 3, 1, 4) if d == 1 else split.permute(0, 3, 4, 1, 2, 5).flatten(-2)

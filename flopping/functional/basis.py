@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
+from math import sqrt
 from operator import add as add_layouts
 
 import torch
 from torch import Tensor
 
-from flopping.features import Feature, Layout
-from flopping.groups.sums import combine
+from flopping.features import Feature, Layout, is_symbolic
+from flopping.functional.operation import operation
+from flopping.groups import Group
+from flopping.groups.sums import Sums, combine, sums_of
 
 Pointwise = Callable[[Tensor], Tensor]
+_HALF = sqrt(0.5)
 
 
 def add(x: Feature, y: Feature) -> Feature:
@@ -33,14 +37,24 @@ def invariant_only(x: Feature) -> Feature:
     return x[0], *[part.narrow(-1, 0, 0) for part in x[1:]]
 
 
-def residual(x: Feature, branch: Feature, invariant_branch: bool) -> Feature:
-    """A branch added to its input, of which only the trivial irrep goes on where the branch has no more.
+@operation()
+def residual(x: Feature, branch: Feature, layout: Layout, scale: Sequence[Tensor | None] | None = None) -> Feature:
+    """A branch of a layout, times a scale per copy where there is one, added to its input.
 
-    >>> even, odd = residual((torch.ones(2), torch.ones(2)), (torch.ones(2), torch.ones(0)), invariant_branch=True)
+    Only the irreps that the branch has go on.
+
+    >>> even, odd = residual((torch.ones(2), torch.ones(2)), (torch.ones(2), torch.ones(0)), Layout("flop", (2, 0)))
     >>> even.tolist(), odd.tolist()
     ([2.0, 2.0], [])
     """
-    return add(invariant_only(x) if invariant_branch else x, branch)
+    parts = []
+    for i, m in enumerate(layout.multiplicities):
+        factor = None if scale is None else scale[i]
+        if m:
+            parts.append(x[i] + branch[i] if factor is None else torch.addcmul(x[i], branch[i], factor))
+        else:
+            parts.append(branch[i])
+    return tuple(parts)
 
 
 def cat(features: Sequence[Feature]) -> Feature:
@@ -65,7 +79,7 @@ def split(x: Feature, layouts: Sequence[Layout]) -> list[Feature]:
     return list(zip(*by_irrep, strict=True))
 
 
-def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor]:
+def to_regular(x: Feature, layout: Layout, sums: Sums | None = None) -> tuple[list[Tensor], Tensor]:
     """From irreps to the regular basis: one `(..., copies)` tensor per group element, and the extra channels.
 
     A group element permutes the tensors of the list and leaves the extra channels alone. So any function that treats
@@ -83,10 +97,10 @@ def to_regular(x: Feature, layout: Layout) -> tuple[list[Tensor], Tensor]:
             component = x[i] if irrep.dim == 1 else x[i].select(-2, a)
             for c in range(irrep.regular_multiplicity):
                 slots.append(component.narrow(-1, c * copies, copies))
-    return combine(slots, layout.group.from_irreps), x[0].narrow(-1, copies, extra)
+    return combine(slots, sums or layout.group.from_irreps), x[0].narrow(-1, copies, extra)
 
 
-def from_regular(values: Sequence[Tensor], extra: Tensor, layout: Layout) -> Feature:
+def from_regular(values: Sequence[Tensor], extra: Tensor, layout: Layout, sums: Sums | None = None) -> Feature:
     """Inverse of `to_regular`.
 
     >>> layout = Layout.regular("octic", 18, extra=2)
@@ -96,7 +110,7 @@ def from_regular(values: Sequence[Tensor], extra: Tensor, layout: Layout) -> Fea
     """
     has_extra = layout.require_regular("the regular basis")[1] > 0
     parts: list[Tensor] = []
-    slots = iter(combine(values, layout.group.to_irreps))
+    slots = iter(combine(values, sums or layout.group.to_irreps))
     for i, irrep in enumerate(layout.group.irreps):
         components = []
         for _ in range(irrep.dim):
@@ -108,14 +122,40 @@ def from_regular(values: Sequence[Tensor], extra: Tensor, layout: Layout) -> Fea
     return tuple(parts)
 
 
-def pointwise(x: Feature, layout: Layout, function: Pointwise) -> Feature:
+@operation(recompute=True)
+def pointwise(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) -> Feature:
     """Apply an elementwise function in the regular basis, where the group only permutes.
 
     For flop: s = f((e + o)/sqrt 2), t = f((e - o)/sqrt 2), then (s + t)/sqrt 2 and (s - t)/sqrt 2. Extra
-    invariant channels go through f directly.
+    invariant channels go through f directly. With `scaled=False`, for
+    irreps of one dimension, the factors are left out.
     """
+    group = layout.group
     copies, extra_channels = layout.require_regular("a pointwise function")
-    if layout.group.order == 1 or not copies:  # invariant channels only
+    if group.order == 1 or not copies:  # invariant channels only
         return function(x[0]), *x[1:]
-    values, extra = to_regular(x, layout)
-    return from_regular([function(v) for v in values], function(extra) if extra_channels else extra, layout)
+    if group.order == 2:
+        return _pointwise_of_two(x, copies, extra_channels, function, scaled)
+    to, back = (group.from_irreps, group.to_irreps) if scaled else _signs(group)
+    values, extra = to_regular(x, layout, to)
+    return from_regular([function(v) for v in values], function(extra) if extra_channels else extra, layout, back)
+
+
+def _pointwise_of_two(x: Feature, copies: int, extra: int, function: Pointwise, scaled: bool) -> Feature:
+    """For flop and its like, in as little memory as can be: what is read for the last time is written over."""
+    even, more = (x[0].narrow(-1, 0, copies), x[0].narrow(-1, copies, extra)) if extra else (x[0], None)
+    own = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_symbolic(x))
+    left = function((even + x[1]).mul_(_HALF) if scaled else even + x[1])
+    right = function((even - x[1]).mul_(_HALF) if scaled else even - x[1])
+    result = [left + right, left.sub_(right) if own else left - right]
+    if scaled:
+        result = [part.mul_(_HALF) for part in result]
+    return result[0] if more is None else torch.cat([result[0], function(more)], -1), result[1]
+
+
+@lru_cache
+def _signs(group: Group) -> tuple[Sums, Sums]:
+    """The changes of basis of a group with irreps of one dimension, without their factors."""
+    group.require_signs("a change of basis without factors")
+    table = [[float(sign) for sign in irrep.signs] for irrep in group.irreps]
+    return sums_of(list(zip(*table, strict=True))), sums_of(table)

@@ -68,7 +68,7 @@ def networks() -> list[str]:
 
 def plan(device: str) -> list[Check]:
     """All checks, network by network."""
-    infer = Setting("eager", "inference", device=device, batch=2, threads=usable_cores())
+    infer = Setting("eager", "inference", device, "float32", batch=2, threads=usable_cores())
     train = replace(infer, task="training")
     precisions = ("bfloat16", "float16") if device.startswith("cuda") else ("bfloat16",)
     settings = {"forward": infer, "training step": train, "compiled step": replace(train, mode="compiled")}

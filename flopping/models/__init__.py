@@ -3,6 +3,7 @@
 from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
+from flopping.models.resnet import ResNet
 from flopping.models.vision_transformer import VisionTransformer
 from flopping.models.weights import from_timm
 from flopping.models.zoo import ZOO, Entry, names_in_paper, ordinary_twin, paper_names, registered_name
@@ -13,6 +14,7 @@ __all__ = [
     "ConvNeXt",
     "Entry",
     "ResMlp",
+    "ResNet",
     "VisionTransformer",
     "from_timm",
     "names_in_paper",

@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional.grid import Grid
 from flopping.models.schedule import Schedule
 from flopping.nn import Module
@@ -130,15 +130,35 @@ class Backbone(Module):
         """Parameters with more than one axis that are no weights of a linear map."""
         return set()
 
-    def _run(self, layers: Sequence[nn.Module], x: Feature) -> Feature:
-        return run(layers, x, self.grad_checkpointing)
+    def _run(self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None) -> Feature:
+        return run(layers, x, self.grad_checkpointing, read)
+
+    @property
+    def _layers(self) -> list[nn.Module]:
+        return [layer for stage in self.stage_layers for layer in stage]
+
+    @property
+    def read(self) -> Read | None:
+        """What the head reads of the last feature, where that is less than all: the last block computes no more."""
+        return None
+
+    def finish_read(self, x: Feature) -> Tensor:
+        """As `finish`, for what was read of the last feature."""
+        return self.finish(x)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Features behind the last block and the final norm, before pooling."""
-        return self.finish(self._run([layer for stage in self.stage_layers for layer in stage], self.embed(x)))
+        return self.finish(self._run(self._layers, self.embed(x)))
+
+    def forward_all(self, x: Tensor) -> Tensor:
+        """The same logits as `forward` gives, by way of all features of the last block."""
+        return self.forward_head(self.forward_features(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+        read = self.read
+        if read is None:
+            return self.forward_all(x)
+        return self.forward_head(self.finish_read(self._run(self._layers, self.embed(x), read)))
 
     def forward_intermediates(
         self,
@@ -215,10 +235,14 @@ class Backbone(Module):
         """Drop all layers behind a number of stages."""
 
 
-def run(layers: Sequence[nn.Module], x: Feature, checkpointing: bool) -> Feature:
-    """Layers in a row; with checkpointing, each computes its inside again for gradients."""
-    for layer in layers:
-        x = checkpoint(layer, x, use_reentrant=False) if checkpointing else layer(x)
+def run(layers: Sequence[nn.Module], x: Feature, checkpointing: bool, read: Read | None = None) -> Feature:
+    """Layers in a row; with checkpointing, each computes its inside again for gradients.
+
+    With `read`, the last layer gives that of its result alone.
+    """
+    for number, layer in enumerate(layers, 1):
+        args = (x, read) if is_given(read) and number == len(layers) else (x,)
+        x = checkpoint(layer, *args, use_reentrant=False) if checkpointing else layer(*args)
     return x
 
 

@@ -10,24 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given, is_symbolic
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import Backbone, joint_eps, linear_or_identity, run
 from flopping.models.initialise import check_weight_init, initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
-from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, LayerScale, Mlp, Module, PatchEmbed
+from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, Mlp, Module, PatchEmbed
 from flopping.nn.activation import pointwise_function
 from flopping.nn.drop import probability
-from flopping.nn.norm import layer_scale
+from flopping.nn.norm import LayerScale, add_branch, layer_scale
 
 
 class ConvNeXtBlock(Module):
     """x + gamma(mlp(norm(depthwise filter(x)))) on maps; `init_values=None` leaves the layer scale out.
 
-    `invariant_only` as in a transformer block. Called with it, in evaluation, any block gives the trivial irrep alone,
-    which is all that a head reads.
+    `invariant_only` as in a transformer block. Called with `read`, it gives what is read of the result, and the last
+    linear map follows the reading; `functional.invariant_only` is read in evaluation alone.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in ConvNeXtBlock(layout)(layout.random(2, 5, 7))]
@@ -35,6 +35,7 @@ class ConvNeXtBlock(Module):
     """
 
     in_layout: Layout
+    out_layout: Layout
     leading = 3
 
     def __init__(
@@ -53,19 +54,19 @@ class ConvNeXtBlock(Module):
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
-        self.invariant_only = invariant_only
         self.conv_dw = DepthwiseConv2d(layout, kernel_size, device=device, dtype=dtype)
         self.norm = LayerNorm(layout, eps, device=device, dtype=dtype)
         self.mlp = Mlp(layout, layout * mlp_ratio, function, out=out, device=device, dtype=dtype)
         self.gamma = layer_scale(out, init_values, device=device, dtype=dtype)
         self.drop_path = DropPath(out, drop_path)
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "ConvNeXtBlock", self.leading)
         filtered = self.norm(self.conv_dw(x))
-        if invariant_only is True:  # not a value that torch.fx traces
-            return functional.residual(x, self._invariant_branch(filtered), True)
-        return functional.residual(x, self.drop_path(self.gamma(self.mlp(filtered))), self.invariant_only)
+        if read is functional.invariant_only:
+            return functional.add(read(x), self._invariant_branch(filtered))
+        branch = self.drop_path(self.mlp(filtered, read))
+        return add_branch(x if not is_given(read) else read(x), branch, self.out_layout, self.gamma)
 
     def _invariant_branch(self, filtered: Feature) -> Feature:
         name = self.in_layout.group.irreps[0].name
@@ -100,12 +101,8 @@ class Stage(nn.Module):
         for i in [key for key in self.handoffs if int(key) >= blocks]:
             del self.handoffs[i]
 
-    def forward(self, x: Feature, invariant_only: bool = False) -> Feature:
-        *layers, last = [layer for step in self.steps for layer in step]
-        x = run(layers, x, self.grad_checkpointing)
-        if invariant_only is True:  # not a value that torch.fx traces
-            return cast(Feature, last(x, invariant_only))
-        return run([last], x, self.grad_checkpointing)
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
+        return run([layer for step in self.steps for layer in step], x, self.grad_checkpointing, read)
 
 
 class MapHead(nn.Module):
@@ -133,8 +130,7 @@ class ConvNeXt(Backbone):
     `depths` and `dims` of one stage make the isotropic form, whose features may be taken behind every block; with
     several stages they are taken behind each stage. `handoffs` counts blocks through all stages; other arguments as
     for `VisionTransformer`. `forward_features` is the last map, `(B, C, H, W)` with channels [even | odd]; the head
-    reads the mean of the even ones. So in evaluation, without gradients, `forward` leaves out the odd outputs of the
-    last block.
+    reads the mean of the even ones.
 
     >>> model = ConvNeXt(depths=(1, 1), dims=(8, 16), patch_size=4, num_classes=10)
     >>> x = torch.randn(2, 3, 32, 48)
@@ -246,8 +242,12 @@ class ConvNeXt(Backbone):
     def stage_layers(self) -> list[list[nn.Module]]:
         return cast(Stage, self.stages[0]).steps if self.isotropic else [[stage] for stage in self.stages]
 
-    def _run(self, layers: Sequence[nn.Module], x: Feature) -> Feature:
-        return run(layers, x, self.grad_checkpointing and self.isotropic)  # else a stage does it, block by block
+    @property
+    def read(self) -> Read | None:
+        return mean_of_map if self.global_pool == "avg" else None
+
+    def _run(self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None) -> Feature:
+        return run(layers, x, self.grad_checkpointing and self.isotropic, read)  # else a stage does it, block by block
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(enable)
@@ -281,16 +281,16 @@ class ConvNeXt(Backbone):
         out: Feature = self.stem(image)
         return out
 
+    def forward_all(self, x: Tensor) -> Tensor:
+        wants_gradients = torch.is_grad_enabled() and next(self.parameters()).requires_grad
+        if self.training or wants_gradients:  # every parameter gets one, as distributed training asks
+            return super().forward_all(x)
+        even, *_ = self._run(self._layers, self.embed(x), functional.invariant_only)  # no head reads odd channels
+        logits: Tensor = self.head(even)
+        return logits
+
     def finish(self, x: Feature) -> Tensor:
         return self.layouts[-1].merge(x).permute(0, 3, 1, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training or torch.is_grad_enabled():  # every parameter gets a gradient, as distributed training asks
-            return super().forward(x)
-        *layers, last = [layer for stage in self.stage_layers for layer in stage]
-        feature = last(self._run(layers, self.embed(x)), invariant_only=True)
-        logits: Tensor = self.head(feature[0])
-        return logits
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How parameters are grouped by depth, for layer-wise learning rates."""
@@ -313,3 +313,8 @@ class ConvNeXt(Backbone):
         even = x.narrow(1, 0, self.head_hidden_size).permute(0, 2, 3, 1)
         out: Tensor = self.head(even, pre_logits)
         return out
+
+
+def mean_of_map(x: Feature) -> Feature:
+    """The mean over height and width, as maps `(B, 1, 1, ...)`."""
+    return tuple([part.mean((1, 2), keepdim=True) for part in x])

@@ -8,7 +8,7 @@ With `weight_init="reference"` a network starts as the paper's did: at s, whatev
 
 from __future__ import annotations
 
-from math import sqrt
+from math import prod, sqrt
 from typing import Literal, cast, get_args
 
 import torch
@@ -50,6 +50,8 @@ def initialise(model: nn.Module, weight_init: WeightInit, *, skip: nn.Module, he
         elif isinstance(layer, fnn.DepthwiseConv2d):
             for weight in layer.weight.values():
                 nn.init.trunc_normal_(weight, std=STD)
+        elif isinstance(layer, fnn.Conv2d):
+            _conv_(layer)
         elif isinstance(layer, fnn.ToInvariant):
             # it stands in the main path, where nothing else would make up for a smaller output
             nn.init.trunc_normal_(layer.linear.weight, std=1 / sqrt(layer.linear.in_features) if scaled else STD)
@@ -68,6 +70,18 @@ def linear_(layer: fnn.Linear, weight_init: WeightInit, std: float = STD) -> Non
             nn.init.trunc_normal_(block.weight, std=std * factor)
             if block.bias is not None:
                 nn.init.zeros_(block.bias)
+
+
+def _conv_(layer: fnn.Conv2d) -> None:
+    """He's normals for the taps that go out of a place, as in timm's ResNets; wider where a block reads fewer taps."""
+    plan = layer.plan
+    taps = prod(plan.window.kernel) / plan.groups
+    for irrep, name in enumerate(layer.names):
+        if name in layer.weight:
+            missing = plan.in_layout.dim * taps / plan.fan_in(irrep)
+            nn.init.normal_(layer.weight[name], std=sqrt(2 / (layer.out_layout.dim * taps) * missing))
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def _token_mix_(layer: fnn.TokenMix, weight_init: WeightInit) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
-from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
@@ -14,7 +15,7 @@ from flopping.models.initialise import check_weight_init, initialise, linear_
 from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import Affine, DropPath, Mlp, Module, Orient, OrientedBias, PatchEmbed, TokenMix
 from flopping.nn.activation import pointwise_function
-from flopping.nn.norm import layer_scale
+from flopping.nn.norm import add_branch, layer_scale
 
 
 class OrientedMlp(Mlp):
@@ -42,16 +43,17 @@ class OrientedMlp(Mlp):
         self.shift1 = OrientedBias(self.hidden, grid_size, device=device, dtype=dtype)
         self.shift2 = OrientedBias(out, grid_size, device=device, dtype=dtype)
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
         hidden = self.drop1(self.act(self.shift1(self.fc1(x))))
-        out: Feature = self.drop2(self.shift2(self.fc2(hidden)))
+        out: Feature = self.drop2(self.shift2(self.fc2(hidden if not is_given(read) else read(hidden)), read))
         return out
 
 
 class ResMlpBlock(Module):
     """x + ls1(mix of tokens(norm1(x))), then x + ls2(mlp of channels(norm2(x))).
 
-    `invariant_only` as in a transformer block.
+    `invariant_only` as in a transformer block. Called with `read`, it gives what is read of the result, and the last
+    linear map follows the reading.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in ResMlpBlock(layout, grid_size=(2, 2))(layout.random(3, 4))]
@@ -59,6 +61,7 @@ class ResMlpBlock(Module):
     """
 
     in_layout: Layout
+    out_layout: Layout
     leading = 2
 
     def __init__(
@@ -77,7 +80,6 @@ class ResMlpBlock(Module):
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
-        self.invariant_only = invariant_only
         self.norm1 = Affine(layout, device=device, dtype=dtype)
         self.linear_tokens = TokenMix(layout, grid_size, device=device, dtype=dtype)
         self.ls1 = layer_scale(layout, init_values, device=device, dtype=dtype)
@@ -89,11 +91,11 @@ class ResMlpBlock(Module):
         self.drop_path1 = DropPath(layout, drop_path)
         self.drop_path2 = DropPath(out, drop_path)
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "ResMlpBlock", self.leading)
-        x = functional.add(x, self.drop_path1(self.ls1(self.linear_tokens(self.norm1(x)))))
-        branch = self.drop_path2(self.ls2(self.mlp_channels(self.norm2(x))))
-        return functional.residual(x, branch, self.invariant_only)
+        x = add_branch(x, self.drop_path1(self.linear_tokens(self.norm1(x))), self.in_layout, self.ls1)
+        branch = self.drop_path2(self.mlp_channels(self.norm2(x), read))
+        return add_branch(x if not is_given(read) else read(x), branch, self.out_layout, self.ls2)
 
 
 class ResMlp(TokenBackbone):
@@ -174,6 +176,15 @@ class ResMlp(TokenBackbone):
         out: Feature = self.stem(image)
         return out
 
+    @property
+    def read(self) -> Read | None:
+        dropping = self.training and cast(ResMlpBlock, self.blocks[-1]).mlp_channels.drop2.p > 0
+        return self.orient.mean if self.global_pool == "avg" and not dropping else None
+
     def finish(self, x: Feature) -> Tensor:
         even: Tensor = self.norm(self.orient(x))[0]
+        return even
+
+    def finish_read(self, x: Feature) -> Tensor:
+        even: Tensor = self.norm(self.orient.sum(x))[0]
         return even

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from flopping.features import Device, Dtype, Feature
+from flopping.features import Device, Dtype, Feature, Read
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
@@ -128,6 +128,10 @@ class VisionTransformer(TokenBackbone):
         out: Feature = self.pos_drop(self.cls_token(x))
         return out
 
+    @property
+    def read(self) -> Read | None:
+        return first_token if self.global_pool == "token" else None
+
     def finish(self, x: Feature) -> Tensor:
         even: Tensor = self.readout(self.norm(x))[0]
         return even
@@ -146,3 +150,8 @@ class VisionTransformer(TokenBackbone):
                 self.pos_embed.resize_(grid)
             self.patch_embed.grid_size = grid
             self.patch_embed.img_size = None if self.dynamic_img_size else size
+
+
+def first_token(x: Feature) -> Feature:
+    """The class token alone, as tokens `(B, 1, ...)`."""
+    return tuple([part.narrow(1, 0, 1) for part in x])

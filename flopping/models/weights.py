@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flopping.errors import UsageError, pluralize, shorten
 from flopping.functional.grid import Grid
 from flopping.models.backbone import Backbone
-from flopping.nn import Downsample, PatchEmbed, PosEmbed
+from flopping.nn import Conv2d, Downsample, PatchEmbed, PosEmbed
 
 StateDict = dict[str, Tensor]
 
@@ -42,6 +42,15 @@ def from_timm(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
     own = model.state_dict()
     check_weights(found, own, type(model).__name__, {key: timm_name(key, model) for key in own})
     return found
+
+
+def under_our_names(state_dict: Mapping[str, Tensor], model: nn.Module) -> StateDict:
+    """Weights as they are, but those of timm's network under our names if the model is an ordinary one of ours."""
+    if isinstance(model, Backbone) and model.layouts[0].group.order == 1:
+        own = set(model.state_dict())
+        if not (own - {timm_name(key, model) for key in own}) & set(state_dict):
+            return _renamed(state_dict, model)
+    return dict(state_dict)
 
 
 def _renamed(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
@@ -151,15 +160,14 @@ def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
     if not isinstance(model, Backbone):
         raise TypeError(f"expected a network of this library, got {type(model).__name__}")
     own = model.state_dict()
-    classifier = {f"{name}.{kind}" for name in ("head", "head.fc") for kind in ("weight", "bias")}
-    only_ours = set(own) - {timm_name(key, model) for key in own}
-    if model.layouts[0].group.order == 1 and not only_ours & set(state_dict):
-        state_dict = _renamed(state_dict, model)
-    state_dict = dict(state_dict)
+    classifier = {f"{name}.{kind}" for name in ("head", "head.fc", "fc") for kind in ("weight", "bias")}
+    state_dict = under_our_names(state_dict, model)
     require_keys({key: 0 for key in state_dict if key not in classifier}, set(own) - classifier, type(model).__name__)
     for name, layer in model.named_modules():
         if isinstance(layer, PatchEmbed):
             _fit_channels(state_dict, f"{name}.proj", layer)
+        elif isinstance(layer, Conv2d) and layer.in_chans is not None:
+            _fit_image_filters(state_dict, name, layer)
         elif isinstance(layer, PosEmbed):
             _fit_positions(state_dict, name, layer)
     return state_dict
@@ -172,6 +180,15 @@ def _fit_channels(state_dict: StateDict, name: str, layer: PatchEmbed) -> None:
         if key in state_dict and state_dict[key].shape[1] != layer.in_chans * places:
             weight = state_dict[key].unflatten(1, (-1, places))[..., None]  # out, image channels, places, 1
             state_dict[key] = adapt_input_conv(layer.in_chans, weight).flatten(1)
+
+
+def _fit_image_filters(state_dict: StateDict, name: str, layer: Conv2d) -> None:
+    for irrep, own in layer.weight.items():
+        key = f"{name}.weight.{irrep}"
+        if key in state_dict and state_dict[key].shape[1] != own.shape[1]:
+            weight = state_dict[key].unflatten(1, (own.shape[1] // (layer.in_chans or 1), -1))  # out, taps, channels
+            rows = adapt_input_conv(layer.in_chans, weight.transpose(1, 2).flatten(2, 3))
+            state_dict[key] = rows.unflatten(2, (weight.shape[1], -1)).transpose(1, 2).flatten(1, 2)
 
 
 @torch.no_grad()

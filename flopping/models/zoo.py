@@ -17,6 +17,7 @@ from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.paper import ordinary_name
+from flopping.models.resnet import ResNet
 from flopping.models.vision_transformer import VisionTransformer
 from flopping.models.weights import checkpoint_filter_fn
 
@@ -52,6 +53,13 @@ HIERARCHICAL = {
     "base": ((3, 3, 27, 3), 128),
     "large": ((3, 3, 27, 3), 192),
 }
+# name: depths, whether blocks are bottlenecks; with a d: a deep stem, and means in shortcuts
+RESNETS = {
+    "18": ((2, 2, 2, 2), False),
+    "34": ((3, 4, 6, 3), False),
+    "50": ((3, 4, 6, 3), True),
+    "101": ((3, 4, 23, 3), True),
+}
 
 BASELINES = {
     "ViT-S": "deit3_small_patch16_224",
@@ -64,19 +72,23 @@ BASELINES = {
     "ConvNeXt-S": "convnext_small",
     "ConvNeXt-B": "convnext_base",
     "ConvNeXt-L": "convnext_large",
+    **{f"ResNet-{size}{d}": f"resnet{size}{d}" for d in ("", "d") for size in RESNETS},
 }
-"""The ordinary networks that timm has, by their names in the paper."""
+"""The ordinary networks that timm has, by their names in the paper. ResNets are not in it and are named likewise."""
 
 # The paper's networks were trained with this approximation of GELU; timm's ResMLP has the exact one.
 RESMLP_ACTIVATION = "quick_gelu"
 
 
+# part of a name: the paper's letter, and what happens before the second half of the blocks
+HANDOFFS = {"": ("E", None), "hybrid_": ("H", "hybrid"), "invariant_": ("I", "invariant")}
+
+
 def _vits() -> Iterator[Entry]:
-    handoffs = {"": ("E", None), "hybrid_": ("H", "hybrid"), "invariant_": ("I", "invariant")}
     tests = {"test": (64, 4, 2, 16)}
     for size, (width, depth, heads, patch) in (VITS | tests).items():
         img_size = 64 if size in tests else 224
-        for prefix, (letter, handoff) in handoffs.items():
+        for prefix, (letter, handoff) in HANDOFFS.items():
             args: dict[str, Any] = {"embed_dim": width, "depth": depth, "num_heads": heads, "patch_size": patch}
             if handoff is not None:
                 args["handoffs"] = {depth // 2: handoff}
@@ -115,7 +127,24 @@ def _convnexts() -> Iterator[Entry]:
         yield Entry(f"convnext_flop_{size}", paper, ConvNeXt, args, img_size, cfg)
 
 
-ZOO: dict[str, Entry] = {entry.name: entry for make in (_vits, _resmlps, _convnexts) for entry in make()}
+def _resnets() -> Iterator[Entry]:
+    tests = {"test": ((1, 2, 1, 1), True)}  # a hand-off within a stage
+    for size, (depths, bottleneck) in (RESNETS | tests).items():
+        args: dict[str, Any] = {"depths": depths, "bottleneck": bottleneck}
+        img_size, least = (65, 65) if size in tests else (225, 97)
+        if size in tests:
+            args |= {"widths": (8, 8, 16, 16), "stem_width": 16}
+        cfg = {"pool_size": (img_size // 32 + 1,) * 2, "min_input_size": (3, least, least)}
+        for prefix, (letter, handoff) in HANDOFFS.items():
+            handoffs = {} if handoff is None else {"handoffs": {sum(depths) // 2: handoff}}
+            paper = None if size in tests else f"{letter}(ResNet-{size})"
+            yield Entry(f"resnet_flop_{prefix}{size}", paper, ResNet, {**args, **handoffs}, img_size, cfg)
+        deep = {**args, "stem_type": "deep", "avg_down": True}
+        paper = None if size in tests else f"E(ResNet-{size}d)"
+        yield Entry(f"resnet_flop_{size}d", paper, ResNet, deep, img_size, cfg)
+
+
+ZOO: dict[str, Entry] = {entry.name: entry for make in (_vits, _resmlps, _convnexts, _resnets) for entry in make()}
 """Every model that we register, by its name."""
 
 
@@ -126,18 +155,19 @@ def _default_cfg(entry: Entry) -> dict[str, Any]:
         "pool_size": None,
         "crop_pct": 1.0,  # as the paper's networks are tested
         "interpolation": "bicubic",
-        "fixed_input_size": entry.model is not ConvNeXt,
+        "fixed_input_size": entry.model not in (ConvNeXt, ResNet),
         "mean": IMAGENET_DEFAULT_MEAN,
         "std": IMAGENET_DEFAULT_STD,
         "first_conv": (),  # `checkpoint_filter_fn` fits the folded filters to another number of image channels
-        "classifier": "head.fc" if entry.model is ConvNeXt else "head",
+        "classifier": {ConvNeXt: "head.fc", ResNet: "fc"}.get(entry.model, "head"),
         "license": "apache-2.0",
         **entry.cfg,
     }
 
 
 def _entrypoint(entry: Entry) -> Callable[..., Backbone]:
-    hierarchical = entry.model is ConvNeXt and len(entry.args["depths"]) > 1
+    stages = len(entry.args["depths"]) if entry.model in (ConvNeXt, ResNet) else 1
+    every = tuple(range(stages + (entry.model is ResNet)))  # a ResNet has one more map, behind its stem
 
     def create(pretrained: bool = False, **kwargs: Any) -> Backbone:
         if kwargs.get("feature_cls", "getter") != "getter":
@@ -145,7 +175,7 @@ def _entrypoint(entry: Entry) -> Callable[..., Backbone]:
                 f"features of {entry.name} are taken by forward_intermediates: feature_cls is 'getter',"
                 f" got {kwargs['feature_cls']!r}"
             )
-        out_indices = kwargs.pop("out_indices", (0, 1, 2, 3) if hierarchical else 3)
+        out_indices = kwargs.pop("out_indices", every if stages > 1 else 3)
         model: Backbone = build_model_with_cfg(
             entry.model,
             entry.name,
@@ -163,7 +193,7 @@ def _entrypoint(entry: Entry) -> Callable[..., Backbone]:
 
 
 def _register() -> None:
-    for model in (VisionTransformer, ResMlp, ConvNeXt):
+    for model in (VisionTransformer, ResMlp, ConvNeXt, ResNet):
         entries = [entry for entry in ZOO.values() if entry.model is model]
         module = sys.modules[model.__module__]
         module.default_cfgs = generate_default_cfgs({e.name: _default_cfg(e) for e in entries})  # type: ignore[attr-defined]
@@ -207,7 +237,7 @@ def registered_name(name: str) -> str:
     """
     papers = paper_names()
     found = {_plain(paper): registered for paper, registered in papers.items()}.get(_plain(name))
-    if found is not None:
+    if found is not None and name.count("(") == name.count(")"):
         return found
     if timm.is_model(name):
         return name

@@ -8,6 +8,16 @@ from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.embed import ClassToken, PatchEmbed, PosEmbed
 from flopping.nn.handoff import AbsToInvariant, InvariantHead, Restrict, ToInvariant, ToRegular
 from flopping.nn.linear import Linear
+from flopping.nn.maps import (
+    AvgPool2d,
+    BatchNorm,
+    Conv2d,
+    GlobalPool,
+    GroupNorm,
+    MaxPool2d,
+    SqueezeExcite,
+    Upsample,
+)
 from flopping.nn.mix import TokenMix
 from flopping.nn.module import Module, Sequential
 from flopping.nn.norm import Affine, LayerNorm, LayerScale
@@ -18,15 +28,21 @@ __all__ = [
     "Activation",
     "Affine",
     "Attention",
+    "AvgPool2d",
+    "BatchNorm",
     "ClassToken",
+    "Conv2d",
     "DepthwiseConv2d",
     "Downsample",
     "DropPath",
     "Dropout",
+    "GlobalPool",
+    "GroupNorm",
     "InvariantHead",
     "LayerNorm",
     "LayerScale",
     "Linear",
+    "MaxPool2d",
     "Mlp",
     "Module",
     "Orient",
@@ -35,8 +51,10 @@ __all__ = [
     "PosEmbed",
     "Restrict",
     "Sequential",
+    "SqueezeExcite",
     "ToInvariant",
     "ToRegular",
     "TokenMix",
     "TransformerBlock",
+    "Upsample",
 ]

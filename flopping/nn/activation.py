@@ -27,10 +27,12 @@ class Activation(Module):
         super().__init__(layout, layout)
         layout.require_regular("Activation")
         self.function = function
+        self.scaled = True
+        """Whether the changes of basis have their factors; where not, the layers around have taken them over."""
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Activation")
-        return functional.pointwise(x, self.in_layout, self.function)
+        return functional.pointwise(x, self.in_layout, self.function, self.scaled)
 
 
 def pointwise_function(activation: str | Pointwise) -> Pointwise:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 
-from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional import Pointwise
 from flopping.nn.activation import Activation
 from flopping.nn.attention import Attention
 from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
-from flopping.nn.norm import LayerNorm, layer_scale
+from flopping.nn.norm import LayerNorm, add_branch, layer_scale
 
 
 class Mlp(Module):
     """Linear, activation, Linear, on every place for itself.
+
+    Called with `read`, the second linear map follows it, which is the same and less work. With dropout behind that map
+    it is not: then `read` has to be a selection.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -44,8 +46,10 @@ class Mlp(Module):
         self.fc2 = Linear(self.hidden, out, device=device, dtype=dtype)
         self.drop2 = Dropout(out, drop)
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
         hidden = self.drop1(self.act(self.fc1(x)))
+        if is_given(read):
+            hidden = read(hidden)
         out: Feature = self.drop2(self.fc2(hidden))
         return out
 
@@ -55,7 +59,7 @@ class TransformerBlock(Module):
 
     `init_values=None` (or 0) leaves the layer scales out. With `invariant_only`, for a block before an invariant
     hand-off, the second sum has the trivial irrep only, because nothing reads the rest. With the trivial group the
-    block is timm's `Block`.
+    block is timm's `Block`. Called with `read`, which selects tokens, it gives and computes those alone.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)
@@ -64,6 +68,7 @@ class TransformerBlock(Module):
     """
 
     in_layout: Layout
+    out_layout: Layout
     leading = 2
 
     def __init__(
@@ -85,8 +90,6 @@ class TransformerBlock(Module):
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
-        self.invariant_only = invariant_only
-
         self.norm1 = LayerNorm(layout, eps, device=device, dtype=dtype)
         self.attn = Attention(
             layout,
@@ -104,8 +107,8 @@ class TransformerBlock(Module):
         self.ls2 = layer_scale(out, init_values, device=device, dtype=dtype)
         self.drop_path2 = DropPath(out, drop_path)
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
         x = self.in_layout.parts(x, "TransformerBlock", self.leading)
-        x = functional.add(x, self.drop_path1(self.ls1(self.attn(self.norm1(x)))))
-        branch = self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-        return functional.residual(x, branch, self.invariant_only)
+        branch = self.drop_path1(self.attn(self.norm1(x), read))
+        x = add_branch(x if not is_given(read) else read(x), branch, self.in_layout, self.ls1)
+        return add_branch(x, self.drop_path2(self.mlp(self.norm2(x))), self.out_layout, self.ls2)

@@ -31,6 +31,7 @@ class DepthwiseConv2d(SymmetricModule):
     """
 
     leading = 3
+    free_dim = 1
 
     def __init__(
         self, layout: Layout, kernel_size: int = 7, bias: bool = True, *, device: Device = None, dtype: Dtype = None
@@ -89,17 +90,17 @@ class DepthwiseConv2d(SymmetricModule):
         group = self.in_layout.group
         return group.irreps[group.irrep_product(i, j)].name
 
+    def _irrep_of(self, name: str) -> str:
+        names = [irrep.name for irrep in self.in_layout.group.irreps]
+        return self._parity(*(names.index(irrep) for irrep in name.split("_to_")))
+
     def _pair(self, i: int, j: int) -> str:
         irreps = self.in_layout.group.irreps
         return f"{irreps[i].name}_to_{irreps[j].name}"
 
     def _filter(self, i: int) -> Tensor:
         """The filters of all channels of irrep i, `(m, 1, k, k)`."""
-        blocks = [
-            self._functions(self._parity(i, j), self.weight[self._pair(i, j)], dim=1)
-            for j, channels in enumerate(self.shares[i])
-            if channels
-        ]
+        blocks = [self._functions(self._pair(i, j)) for j, channels in enumerate(self.shares[i]) if channels]
         whole = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         filters: Tensor = whole.unflatten(1, (1, self.kernel_size, self.kernel_size))
         return filters

@@ -151,7 +151,7 @@ class PosEmbed(SymmetricModule):
         parts = []
         for irrep, shape in zip(self.in_layout.group.irreps, self.in_layout.part_shapes, strict=True):
             if irrep.name in self.weight:
-                part = self._functions(irrep.name, self.weight[irrep.name])
+                part = self._functions(irrep.name)
             else:
                 part = like.new_zeros(prod(self.grid_size), *shape)
             parts.append(part if grid_size is None else self._interpolate(part, grid_size))

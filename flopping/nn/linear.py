@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
+from flopping.functional.operation import keep_none_of
 from flopping.groups.sums import combine, sums_of
 from flopping.nn.module import Module
 
@@ -69,16 +70,42 @@ class Linear(Module):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "Linear")
-        return tuple([self._block(i, part) for i, part in enumerate(x)])
+        if torch.compiler.is_compiling() or is_symbolic(x) or not torch.is_grad_enabled():
+            return tuple([self._block(i, part) for i, part in enumerate(x)])
+        with keep_none_of(x):
+            return tuple([self._block(i, part) for i, part in enumerate(x)])
 
-    def _block(self, i: int, part: Tensor) -> Tensor:
-        m_out = self.out_layout.multiplicities[i]
+    def share(self, x: Feature, start: int, end: int, shares: int) -> Feature:
+        """The outputs from share `start` to share `end`, of so many equal shares of the copies of each irrep.
+
+        >>> layer = Linear(Layout.regular("flop", 4), Layout.regular("flop", 12), bias=False)
+        >>> x = layer.in_layout.random(5)
+        >>> [torch.allclose(some, part[:, 2:]) for some, part in zip(layer.share(x, 1, 3, shares=3), layer(x))]
+        [True, True]
+        """
+        x = self.in_layout.parts(x, "Linear")
+        return tuple([self._block(i, part, (start, end, shares)) for i, part in enumerate(x)])
+
+    def _block(self, i: int, part: Tensor, share: tuple[int, int, int] = (0, 1, 1)) -> Tensor:
+        start, end, shares = share
+        m_out = self.out_layout.multiplicities[i] // shares * (end - start)
         if not m_out:
             return part.narrow(-1, 0, 0)
         if not self.in_layout.multiplicities[i]:
             return F.pad(part, (0, m_out))
-        out: Tensor = getattr(self, self.names[i])(part)
+        block = getattr(self, self.names[i])
+        if shares == 1:
+            out: Tensor = block(part)
+        elif type(block) in (nn.Linear, _Stacked):
+            out = F.linear(part, *[self._rows(i, w, share) for w in (block.weight, block.bias) if w is not None])
+        else:  # one that was put in its place, and may be no matrix
+            out = self._rows(i, block(part).movedim(-1, 0), share).movedim(0, -1)
         return out if self.degrees[i] == 1 else self._turn(i, out)
+
+    def _rows(self, i: int, whole: Tensor, share: tuple[int, int, int]) -> Tensor:
+        start, end, shares = share
+        rows: Tensor = whole.unflatten(0, (self.degrees[i], shares, -1)).narrow(1, start, end - start)
+        return rows.flatten(0, 2)
 
     def _turn(self, i: int, stacked: Tensor) -> Tensor:
         """Sum of the stacked maps `(..., d, degree * m)`, each turned by its endomorphism."""

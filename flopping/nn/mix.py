@@ -28,6 +28,7 @@ class TokenMix(Module):
 
     in_layout: Layout
     leading = 2
+    materialised = False
 
     def __init__(
         self, layout: Layout, grid_size: int | Grid, bias: bool = True, *, device: Device = None, dtype: Dtype = None
@@ -66,9 +67,18 @@ class TokenMix(Module):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "TokenMix", self.leading)
         check_tokens(x, self.grid_size, "TokenMix")
-        order = self.in_layout.group.order
+        order = 1 if self.materialised else self.in_layout.group.order
         weight = {name: w / order if order > 1 else w for name, w in self.weight.items()}
         return tuple([self._mix(i, x[i], weight) if m else x[i] for i, m in enumerate(self.in_layout.multiplicities)])
+
+    @torch.no_grad()
+    def materialise_(self) -> None:
+        """Store the matrices with the factors of the fold, for inference."""
+        order = 1 if self.materialised else self.in_layout.group.order
+        for factor, dictionary in ((1 / order, self.weight), (order**-0.5, self.bias or {})):
+            for value in dictionary.values():
+                value *= factor
+        self.materialised = True
 
     def _mix(self, channel: int, part: Tensor, weight: Mapping[str, Tensor]) -> Tensor:
         folded = self.fold(part.unflatten(1, self.grid_size))
@@ -77,7 +87,9 @@ class TokenMix(Module):
             (values,) = folded[token]
             if name in weight:
                 if self.bias is not None and token == channel:
-                    bias = self.bias[name][:, None] * self.in_layout.group.order**-0.5
+                    bias = self.bias[name][:, None]
+                    if not self.materialised:
+                        bias = bias * self.in_layout.group.order**-0.5
                     values = torch.baddbmm(bias, weight[name].expand(values.shape[0], -1, -1), values)
                 else:
                     values = weight[name] @ values

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, is_given
 from flopping.nn.module import Module
 
 
@@ -61,18 +61,19 @@ class LayerNorm(_PerCopy):
         super().__init__(layout, layout.invariant_part if invariant_only else layout)
         self.eps = eps
         self.invariant_only = invariant_only
-        self.weight = self._per_copy(device, dtype)
-        self.bias = self._shift(device, dtype)
+        self.weight: nn.ParameterDict | None = self._per_copy(device, dtype)
+        self.bias: nn.Parameter | None = self._shift(device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for weight in self.weight.values():
+        for weight in (self.weight or {}).values():
             nn.init.ones_(weight)
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "LayerNorm")
-        weight = [self.weight[name] for name in self.names]
+        weight = None if self.weight is None else [self.weight[name] for name in self.names]
         return functional.layer_norm(x, self.in_layout, weight, self.bias, self.eps, self.invariant_only)
 
 
@@ -104,7 +105,7 @@ class Affine(_PerCopy):
 
 
 class LayerScale(_PerCopy):
-    """Scale every copy, from a small start.
+    """Scale every copy, from a small start. Called with a second feature, the result is added to that.
 
     >>> from flopping import flop
     >>> even, odd = LayerScale(Layout.regular(flop, 4), 0.5)((torch.ones(1, 2), torch.ones(1, 2)))
@@ -124,10 +125,13 @@ class LayerScale(_PerCopy):
         for gamma in self.gamma.values():
             nn.init.constant_(gamma, self.init_values)
 
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, onto: Feature | None = None) -> Feature:
         x = self.in_layout.parts(x, "LayerScale")
         names = [irrep.name for irrep in self.in_layout.group.irreps]
-        return tuple([part * self.gamma[n] if n in self.names else part for part, n in zip(x, names, strict=True)])
+        gamma = [self.gamma[name] if name in self.names else None for name in names]
+        if is_given(onto):
+            return functional.residual(onto, x, self.in_layout, gamma)
+        return tuple([part if g is None else part * g for part, g in zip(x, gamma, strict=True)])
 
 
 def layer_scale(layout: Layout, init_values: float | None, *, device: Device = None, dtype: Dtype = None) -> nn.Module:
@@ -139,3 +143,11 @@ def layer_scale(layout: Layout, init_values: float | None, *, device: Device = N
     if not init_values:
         return nn.Identity()
     return LayerScale(layout, init_values, device=device, dtype=dtype)
+
+
+def add_branch(x: Feature, branch: Feature, layout: Layout, scale: nn.Module) -> Feature:
+    """x + scale(branch), for a branch of a layout; `scale` is what `layer_scale` gave."""
+    if isinstance(scale, LayerScale):
+        out: Feature = scale(branch, x)
+        return out
+    return functional.residual(x, scale(branch), layout)

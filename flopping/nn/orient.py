@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional.grid import Grid, as_pair, check_tokens, sides_of
 from flopping.nn.module import Module
 
@@ -50,7 +50,8 @@ class _Oriented(Module):
 class OrientedBias(_Oriented):
     """A learned shift of every irrep but the trivial one, times the side of the token.
 
-    For flop: odd + b on the left of the middle line, odd - b on the right, odd on the line itself.
+    For flop: odd + b on the left of the middle line, odd - b on the right, odd on the line itself. Called with `read`,
+    it shifts a feature that was read, by what is read of the shifts.
 
     >>> from flopping import flop
     >>> layer = OrientedBias(Layout(flop, (1, 1)), grid_size=(1, 3))
@@ -73,14 +74,13 @@ class OrientedBias(_Oriented):
         for bias in self.bias.values():
             nn.init.zeros_(bias)
 
-    def forward(self, x: Feature) -> Feature:
-        x = self._tokens(x)
-        return tuple(
-            [
-                part + self.sides[i] * self.bias[name] if name in self.bias else part
-                for i, (name, part) in enumerate(zip(self.names, x, strict=True))
-            ]
-        )
+    def forward(self, x: Feature, read: Read | None = None) -> Feature:
+        x = self._tokens(x) if not is_given(read) else x
+        table = [self.sides[i] * self.bias[name] if name in self.bias else None for i, name in enumerate(self.names)]
+        if is_given(read):
+            none = [part.new_zeros(1, len(side), part.shape[-1]) for part, side in zip(x, self.sides, strict=True)]
+            table = list(read(tuple([a if b is None else b[None] for a, b in zip(none, table, strict=True)])))
+        return tuple([part if shift is None else part + shift for part, shift in zip(x, table, strict=True)])
 
 
 class Orient(_Oriented):
@@ -101,12 +101,23 @@ class Orient(_Oriented):
 
     def forward(self, x: Feature) -> Feature:
         x = self._tokens(x)
+        return self.sum((x[0], *[side * part for side, part in zip(self.sides[1:], x[1:], strict=True)]))
+
+    def mean(self, x: Feature) -> Feature:
+        """The mean of all tokens, each seen from its own side: parts `(B, 1, m)` that the group leaves alone.
+
+        `sum` of it is the mean of what `forward` gives. It is a linear map over places, as `Read` says.
+        """
+        return tuple([(side.T @ part) / len(side) for side, part in zip(self.sides, x, strict=True)])
+
+    def sum(self, oriented: Feature) -> Feature:
+        """The sum of parts that were multiplied with their signs."""
         copies, extra = self.in_layout.copies, self.in_layout.extra
-        even, *none = functional.invariant_only(x)
+        even, *none = functional.invariant_only(oriented)
         if not copies or self.in_layout.group.order == 1:
             return even, *none
         total = even.narrow(-1, 0, copies)
-        for i, part in enumerate(x[1:], 1):
-            total = total + self.sides[i] * part
+        for part in oriented[1:]:
+            total = total + part
         seen = total * self.in_layout.group.order**-0.5
         return torch.cat([seen, even.narrow(-1, copies, extra)], -1) if extra else seen, *none

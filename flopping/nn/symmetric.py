@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flopping.features import Device, Dtype, Layout
 from flopping.functional.grid import Grid, Symmetric
@@ -17,6 +17,12 @@ class SymmetricModule(Module):
 
     in_layout: Layout
     functions: dict[str, Symmetric]
+    weight: nn.ParameterDict
+    """Free values of functions, by names that `_irrep_of` knows."""
+    free_dim = 0
+    """The axis of free values."""
+    materialised = False
+    """Whether `weight` holds the values on all places."""
 
     def _set_grid(self, grid: Grid, device: Device, dtype: Dtype) -> None:
         group = self.in_layout.group
@@ -34,6 +40,22 @@ class SymmetricModule(Module):
             if not functions.group.mirrors_only:
                 getattr(self, f"matrix_{name}").copy_(functions.matrix)
 
-    def _functions(self, irrep: str, values: Tensor, dim: int = 0) -> Tensor:
+    def _irrep_of(self, name: str) -> str:
+        """The irrep that functions follow whose free values have a name."""
+        return name
+
+    def _functions(self, name: str) -> Tensor:
         """Functions on all places from their free values, as `Symmetric.build` does it."""
-        return self.functions[irrep].build(values, getattr(self, f"matrix_{irrep}", None), dim)
+        irrep = self._irrep_of(name)
+        values: Tensor = self.weight[name]
+        if self.materialised:
+            return values
+        return self.functions[irrep].build(values, getattr(self, f"matrix_{irrep}", None), self.free_dim)
+
+    @torch.no_grad()
+    def materialise_(self) -> None:
+        """Store the values on all places in place of the free ones: for inference, which then has nothing to build."""
+        if self.materialised:
+            return
+        built = {name: nn.Parameter(self._functions(name), requires_grad=False) for name in self.weight}
+        self.weight, self.materialised = nn.ParameterDict(built), True

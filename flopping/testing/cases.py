@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping import nn as fnn
@@ -46,6 +47,8 @@ SUBGROUPS = {"flipflop": flop, "rot90": rot180, "octic": flop}
 """A group to step down to; the others have none but the trivial one and stay."""
 
 Build = Callable[[Shape], nn.Module]
+POOL = {"even": (4, 2, 1), "odd": (3, 1, 1)}
+"""Kernel, stride and padding; the maps of all cases have even sizes."""
 
 # name: (kind of input, needs 1-dimensional irreps, how to build it); ToRegular gives up the group: nothing to check
 LAYERS: dict[str, tuple[str, bool, Build]] = {
@@ -64,6 +67,18 @@ LAYERS: dict[str, tuple[str, bool, Build]] = {
     "ClassToken": ("tokens", False, lambda s: fnn.ClassToken(s.layout)),
     "DepthwiseConv2d": ("map", True, lambda s: fnn.DepthwiseConv2d(s.layout, kernel_size=5)),
     "Downsample": ("map", True, lambda s: fnn.Downsample(s.layout, s.layout * 2, 2 if s.name == "even" else 3)),
+    "Conv2d": (
+        "map",
+        True,
+        lambda s: fnn.Conv2d(s.layout, s.layout * 2, *POOL[s.name]),
+    ),
+    "BatchNorm": ("map", False, lambda s: fnn.BatchNorm(s.layout)),
+    "GroupNorm": ("map", False, lambda s: fnn.GroupNorm(s.layout, num_groups=2)),
+    "MaxPool2d": ("map", False, lambda s: fnn.MaxPool2d(s.layout, *POOL[s.name], F.relu)),
+    "AvgPool2d": ("map", False, lambda s: fnn.AvgPool2d(s.layout, *POOL[s.name])),
+    "GlobalPool": ("map", False, lambda s: fnn.GlobalPool(s.layout, "avg" if s.name == "even" else "max")),
+    "Upsample": ("map", False, lambda s: fnn.Upsample(s.layout, 2, mode="nearest" if s.name == "even" else "bilinear")),
+    "SqueezeExcite": ("map", False, lambda s: fnn.SqueezeExcite(s.layout)),
     "TokenMix": ("tokens", True, lambda s: fnn.TokenMix(s.layout, s.grid)),
     "OrientedBias": ("tokens", True, lambda s: fnn.OrientedBias(s.layout, s.grid)),
     "Orient": ("tokens", True, lambda s: fnn.Orient(s.layout, s.grid)),

@@ -7,6 +7,7 @@ logits it leaves alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
 
 import torch
@@ -27,6 +28,8 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, t
 def randomize_(module: nn.Module, seed: int = 0) -> nn.Module:
     """Fill every parameter with random values of a useful size; zero biases and tiny scales hide errors.
 
+    So do running statistics at their start: those of batch norms become random, too.
+
     >>> bool((randomize_(nn.LayerNorm(4)).bias != 0).all())
     True
     """
@@ -35,6 +38,10 @@ def randomize_(module: nn.Module, seed: int = 0) -> nn.Module:
         fan_in = parameter[0].numel() if parameter.dim() > 1 else 1
         values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / sqrt(fan_in)
         parameter.copy_(values)
+    for name, statistic in module.named_buffers():
+        if ".running_" in f".{name}":
+            values = torch.randn(statistic.shape, generator=generator, dtype=torch.float64)
+            statistic.copy_(values if "running_mean" in name else 0.5 + values.square())
     return module
 
 
@@ -129,16 +136,16 @@ def _parts(value: Value) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else value
 
 
-def run(module: nn.Module, x: Value) -> Value:
-    """The module's result in eval mode, without gradients; the module is left as it was.
+def run(module: nn.Module, x: Value, forward: Callable[[Value], Value] | None = None) -> Value:
+    """The module's result, or that of one of its methods, in eval mode, without gradients; it is left as it was.
 
     In training, dropped tokens don't move with the image: there the law holds for distributions only.
     """
     modes = [(layer, layer.training) for layer in module.modules()]
     try:
         with torch.no_grad():
-            result: Value = module.eval()(x)
-            return result
+            module.eval()
+            return (forward or module)(x)
     finally:
         for layer, training in modes:
             layer.training = training

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -134,7 +134,7 @@ def _outputs(model: nn.Module, x: Value) -> list[_Output]:
     outputs: list[_Output] = []
     latest: list[Layout] = []  # the layout of the newest feature
 
-    def record(name: str) -> object:
+    def record(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, _args: object, value: object) -> None:
             layout = layouts_of(module)[1]
             if layout is not None and layout.multiplicities[0] and isinstance(value, tuple):
@@ -154,9 +154,9 @@ def _outputs(model: nn.Module, x: Value) -> list[_Output]:
 
         return hook
 
-    handles = [m.register_forward_hook(record(name)) for name, m in model.named_modules()]
+    handles = [m.register_forward_hook(record(name)) for name, m in model.named_modules() if name]
     try:
-        run(model, x)
+        record("")(model, (), run(model, x, getattr(model, "forward_all", model.forward)))
     finally:
         for handle in handles:
             handle.remove()

@@ -151,7 +151,7 @@ def _labels(config: Mapping[str, Any], folder: Path, classes: Sequence[str], dat
     if config["num_classes"] != len(classes):
         raise UsageError(
             f"{str(folder)!r} knows {config['num_classes']} classes, and {data!r} has {len(classes)}: test it on the"
-            " data it was trained for, or train a new classifier (flopping train --init ... --new-head)"
+            " data it was trained for, or train a new classifier (flopping train --init ...)"
         )
     if not isinstance(known, list):  # a network that was saved without names
         return torch.tensor([*range(len(classes)), PADDING])
@@ -204,7 +204,7 @@ class UnreadableImages:
         warnings, places = [], []
         for dataset, indices, kind, meanwhile in (
             (self.train, self.known, "training image", "replaced by other images"),
-            (self.test, tests, "test image", "left out"),
+            (self.test, tests, "validation image", "left out"),
         ):
             here = _locate(dataset, indices)
             places += here

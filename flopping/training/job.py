@@ -124,8 +124,10 @@ def _differences(stored: Job, requested: Job) -> list[tuple[str, Any, Any]]:
         if each.name not in ("about", "model")  # the job names the model
     ]
     found += [(name, getattr(stored, name), getattr(requested, name)) for name in ("micro_batch", "new_head")]
-    if (stored.network or identify(stored.model)) != (requested.network or identify(requested.model)):
-        found.append(("model", stored.model, requested.model))
+    old, new = (job.network or identify(job.model) for job in (stored, requested))
+    if old != new:
+        changed = f"{requested.model}, whose file has changed" if requested.model == stored.model else requested.model
+        found.append(("model", stored.model, changed))
     if (stored.init and os.path.realpath(stored.init)) != (requested.init and os.path.realpath(requested.init)):
         found.append(("init", stored.init, requested.init))
     return [(name, old, new) for name, old, new in found if old != new]

@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -58,7 +59,7 @@ def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     registered = registered_name(name)
     recipe.require_known_arguments()
     args: dict[str, Any] = {"drop_rate": recipe.dropout, **recipe.model_args}
-    if registered in ZOO:
+    if registered in ZOO and "weight_init" in signature(ZOO[registered].model).parameters:
         args["weight_init"] = recipe.weight_init
     cfg = timm.get_pretrained_cfg(registered)
     if cfg is not None and cfg.fixed_input_size:

@@ -57,11 +57,11 @@ SYNONYMS = {
 """Names that fields have elsewhere, in timm above all: an error says what they are called here."""
 
 _MODEL_ARGS = """
-act_layer attn_drop_rate channels class_token conv_bias conv_mlp depth depths dims dynamic_img_size embed_dim fc_norm
-final_norm fix_init global_pool group handoffs head_init_scale init_values invariant_share kernel_size kernel_sizes
-layers ls_init_value mlp_ratio no_embed_class norm_eps norm_layer num_blocks num_heads patch_drop_rate patch_size
-pos_drop_rate pre_norm proj_bias proj_drop_rate qk_norm qkv_bias readout reg_tokens stem_norm stem_type stem_width
-use_grn
+act_layer attn_drop_rate avg_down bottleneck channels class_token conv_bias conv_mlp depth depths dims
+dynamic_img_size embed_dim fc_norm final_norm fix_init global_pool group handoffs head_init_scale init_values
+invariant_share kernel_size kernel_sizes layers ls_init_value mlp_ratio no_embed_class norm_eps norm_layer num_blocks
+num_heads patch_drop_rate patch_size pos_drop_rate pre_norm proj_bias proj_drop_rate qk_norm qkv_bias readout
+reg_tokens stem_norm stem_type stem_width use_grn widths zero_init_last
 """
 MODEL_ARGS = frozenset(_MODEL_ARGS.split())
 """Arguments of networks that a recipe may set. timm's other ones read files and change what a network returns."""

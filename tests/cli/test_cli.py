@@ -244,20 +244,23 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
     code, out, err = run(*words, "-q")
     assert code == 0, err
     assert re.fullmatch(
-        rf"{model} \({folder}\) on 5 test images:\n  top-1 [\d.]+ %\n"
-        r"  mirrored: top-1 [\d.]+ %; 0 images get another class\n",
+        rf"{model}, the last weights \({folder}/last\) on 5 validation images:\n  top-1 [\d.]+ %\n"
+        r"  mirrored: top-1 [\d.]+ %; 0 images get another class\n"
+        rf"The best weights \({folder}/best\): top-1 [\d.]+ % after step 1.+\n",
         out,
     )
-    warning = f"1 test image could not be read, left out: {bad}. Put good images there"
+    warning = f"1 validation image could not be read, left out: {bad}. Put good images there"
     assert err == f"{warning} before the next run.\n"
     code, out, err = run(*words, "--resume")
     assert "The run is already complete" in err
     tested = ["eval", str(folder), "--data", str(data), "--workers", "0", "--device", "cpu", "-q"]
-    assert run(*tested) == (
-        1,
-        out.replace(str(folder), str(folder / "checkpoints" / "step-00000001")),
-        f"1 image could not be read and was left out: {bad}. Replace it\n",
-    )
+    code, evaluated, err = run(*tested)
+    assert (code, err) == (1, f"1 image could not be read and was left out: {bad}. Replace it\n")
+    first, *figures, last = evaluated.splitlines()
+    best = folder / "checkpoints" / "step-00000001"
+    assert first == f"{model}, the best weights ({best}) on 5 images ({data / 'val'}):"
+    assert figures == out.splitlines()[1:3]
+    assert last.startswith("If the run was validated on these images")
     code, out, _ = run(*tested, "--json")
     assert json.loads(out)["images"] == 5
 

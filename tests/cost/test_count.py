@@ -1,6 +1,7 @@
 """The counter: the paper's numbers, layers, batches, what it leaves alone, and what it refuses."""
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -61,96 +62,74 @@ def test_numbers_of_the_paper(name: str) -> None:
     assert round(count(make).flops / 1e9, 3) == giga
 
 
-def test_flop_halves_the_matrices() -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_flop_halves_the_matrices(training: bool) -> None:
     """But not attention itself, which sees even and odd together."""
     tokens, width = 49, 64
-    attention = 2 * tokens * tokens * width
-    dense = count(fnn.TransformerBlock(Layout.regular(trivial, width), 4), ((tokens, width),))
-    halved = count(fnn.TransformerBlock(Layout.regular(flop, width), 4), ((tokens, width // 2),) * 2)
-    assert dense.macs == tokens * width * width * 12 + attention
-    assert halved.macs == tokens * width * width * 12 / 2 + attention
+    times = 3 if training else 1  # a norm first, so that the gradient of the block's input is asked for
+    for group, of in ((trivial, 1), (flop, 2)):
+        layout = Layout.regular(group, width)
+        model = nn.Sequential(fnn.LayerNorm(layout), fnn.TransformerBlock(layout, 4))
+        found = count(model, ((tokens, width // of),) * of, training=training).layers["1"]
+        assert found.macs == times * (tokens * width * width * 12 / of + 2 * tokens * tokens * width)
 
 
-def test_operation_without_a_rule_is_named_with_its_layer() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Call(torch.lgamma)), Call(torch.digamma))
-    with pytest.raises(
-        ValueError, match=r"cost of digamma in layer '2' \(Call\), lgamma in layer '1.0' \(Call\): pass"
-    ):
-        count(model, (4,))
-    with pytest.raises(ValueError, match=r"cost of lgamma in the network itself \(Call\)"):
-        count(Call(torch.lgamma), (4,))
-    assert count(model, (4,), costs={"lgamma": 10, "digamma": 20}).flops == 16 + 120
+@torch.library.custom_op("flopping_test::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return 2 * x
 
 
-def test_gradient_without_a_rule_is_named_with_its_layer() -> None:
-    """The layer that has it, and not the one that was last or that autograd came from."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Call(F.softplus)), nn.Linear(4, 4))
-    costs = {"softplus": 9}
-    with pytest.raises(ValueError, match=r"cost of softplus_backward in layer '1.0' \(Call\): pass"):
-        count(model, (4,), costs=costs, training=True)
-    plain = count(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (4,), training=True)
-    step = count(model, (4,), costs=costs | {"softplus_backward": 5}, training=True)
-    assert step.flops == plain.flops + (9 + 5) * 4
+@twice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
-def test_custom_operation_is_named_with_its_namespace() -> None:
-    @torch.library.custom_op("flopping_test::twice", mutates_args=())
-    def twice(x: Tensor) -> Tensor:
-        return 2 * x
+DEEP = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Call(torch.lgamma)), Call(torch.digamma))
+SOFT = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Call(F.softplus)), nn.Linear(4, 4))
+WITHOUT_A_RULE: dict[str, tuple[nn.Module, bool, dict[str, float], str, float]] = {
+    "several": (DEEP, False, {"lgamma": 10, "digamma": 20}, "digamma in layer '2' (Call), lgamma in layer '1.0'", 136),
+    "the network itself": (Call(torch.lgamma), False, {"lgamma": 10}, "lgamma in the network itself (Call)", 40),
+    "a custom operation": (Call(lambda x: twice(x)), False, {"flopping_test::twice": 1}, "flopping_test::twice in", 4),
+    # the layer that has it, and not the one that was last or that autograd came from
+    "a gradient": (SOFT, True, {"softplus_backward": 5}, "softplus_backward in layer '1.0' (Call)", 16 * 5 + 8 + 56),
+    # not silently zero: what is written to may be all there is
+    "no result": (Call(lambda x: torch._foreach_add_([x], 1.0)), False, {"_foreach_add": 1}, "_foreach_add in", 4),
+}
 
-    @twice.register_fake
-    def _(x: Tensor) -> Tensor:
-        return torch.empty_like(x)
 
-    with pytest.raises(ValueError, match="cost of flopping_test::twice in"):
-        count(lambda: Call(twice), (4,))
-    assert count(lambda: Call(twice), (4,), costs={"flopping_test::twice": 1}).flops == 4
+@pytest.mark.parametrize(("model", "training", "costs", "words", "flops"), WITHOUT_A_RULE.values(), ids=WITHOUT_A_RULE)
+def test_operations_without_a_rule_are_named_with_their_layer(
+    model: nn.Module, training: bool, costs: dict[str, float], words: str, flops: float
+) -> None:
+    known = {"softplus": 9}
+    with pytest.raises(ValueError, match=re.escape(f"cost of {words}")):
+        count(model, (4,), costs=known, training=training)
+    assert count(model, (4,), costs=known | costs, training=training).flops == flops
 
 
-def test_model_stays_as_it_is() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
+@pytest.mark.parametrize("training", [False, True])
+def test_the_model_stays_as_it_is(training: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).train(not training)
     before = copy.deepcopy(model.state_dict())
-    assert "2" not in count(model, (3, 8, 8)).layers  # no dropout: the copy is in eval mode
-    assert all(layer.training and not layer._forward_hooks and not layer._forward_pre_hooks for layer in model)
+    found = count(model, (3, 8, 8), batch=2, training=training)
+    assert ("2" in found.layers) == training  # without, the copy is in eval mode: no dropout
+    assert all(layer.training != training for layer in model)
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_numbers_are_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that fills the memory can still be counted."""
+    """A network that fills the memory can still be counted; a function builds one without memory."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-
-    def refuse(*args: object) -> None:
-        raise AssertionError("copied")
-
-    monkeypatch.setattr(Tensor, "clone", refuse)
-    monkeypatch.setattr(Tensor, "__deepcopy__", refuse)
-    monkeypatch.setattr(nn.Parameter, "__deepcopy__", refuse)
+    for kind, method in ((Tensor, "clone"), (Tensor, "__deepcopy__"), (nn.Parameter, "__deepcopy__")):
+        monkeypatch.setattr(kind, method, lambda *args: pytest.fail("copied"))
     assert count(model, (4,)).macs == 16
-
-
-def test_a_function_builds_without_memory() -> None:
-    devices = []
-
-    def make() -> nn.Module:
-        layer = nn.Linear(1 << 20, 1 << 20)  # 4 TB
-        devices.append(layer.weight.device.type)
-        return layer
-
-    assert count(make, (1 << 20,)).macs == 1 << 40
-    assert devices == ["meta"]
-
-
-def test_building_starts_no_weights() -> None:
-    """Names, shapes and types are those of a network built as usual; no number is drawn or written."""
-    plain = timm.create_model("test_vit", num_classes=5)
-    built = build_on_meta(lambda: timm.create_model("test_vit", num_classes=5))
-    assert all(value.is_meta for value in built.state_dict().values())
-    kinds = [{k: (v.shape, v.dtype, v.stride()) for k, v in m.state_dict().items()} for m in (plain, built)]
-    assert kinds[0] == kinds[1]
+    assert count(lambda: nn.Linear(1 << 20, 1 << 20), (1 << 20,)).macs == 1 << 40  # 4 TB
 
 
 def test_building_leaves_out_only_how_weights_start() -> None:
-    """Filling costs no time; numbers on the CPU, and shapes, are as the constructor makes them."""
+    """No number is drawn or written; numbers on the CPU, shapes and types are as the constructor makes them."""
     seen = []
 
     class Watch(TorchDispatchMode):
@@ -163,15 +142,17 @@ def test_building_leaves_out_only_how_weights_start() -> None:
             super().__init__()
             self.rates = torch.zeros(2, device="cpu").add_(3).tolist()
             self.weight = nn.Parameter(torch.empty(4, 5).normal_().mul_(0.02))
-            self.layer = nn.Linear(4, 5)
+            self.vit = timm.create_model("test_vit", num_classes=5)
             self.register_buffer("grid", torch.ones(2).unsqueeze_(0))
 
     with Watch():
-        net = build_on_meta(Net)
-    assert net.rates == [3, 3]
-    assert (net.weight.shape, net.get_buffer("grid").shape) == ((4, 5), (1, 2))
+        built = build_on_meta(Net)
+    assert built.rates == [3, 3]
     assert "aten::unsqueeze_" in seen
     assert not {"aten::uniform_", "aten::normal_", "aten::mul_"} & set(seen)
+    assert all(value.is_meta for value in built.state_dict().values())
+    kinds = [{k: (v.shape, v.dtype, v.stride()) for k, v in m.state_dict().items()} for m in (Net(), built)]
+    assert kinds[0] == kinds[1]
 
 
 def test_operations_are_worked_out_once() -> None:
@@ -209,14 +190,11 @@ def test_in_place_operations_that_change_the_shape_are_followed() -> None:
     assert shapes == [(1, 1, 6)] * 3
 
 
-def test_per_sample_of_the_batch() -> None:
+def test_work_is_that_of_one_sample_and_work_on_weights_is_shared_by_the_batch() -> None:
     model = timm.create_model("test_vit", num_classes=5)
     assert count(model, (3, 160, 160), batch=1) == count(model, (3, 160, 160), batch=64)
-
-
-def test_work_on_weights_is_shared_by_the_batch() -> None:
-    model = Call(lambda x: x + torch.ones(3, 8).exp().sum(-1))  # 4 * 24 + 24 for all samples together
-    assert [count(model, (3,), batch=b).flops for b in (1, 4)] == [3 + 120, 3 + 30]
+    shared = Call(lambda x: x + torch.ones(3, 8).exp().sum(-1))  # 4 * 24 + 24 for all samples together
+    assert [count(shared, (3,), batch=b).flops for b in (1, 4)] == [3 + 120, 3 + 30]
 
 
 def test_layers() -> None:

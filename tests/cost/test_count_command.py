@@ -51,11 +51,8 @@ def test_ordinary_network_stands_beside() -> None:
     assert round(whole["ordinary_flops"] / 1e9, 1) == 4.7
     assert whole["ratio"] == whole["flops"] / whole["ordinary_flops"]
     assert whole["ordinary_macs"] == 4598882304
-    assert (
-        runner.invoke(app, ["count", "E(ViT-S)", "--depth", "0"])
-        .stdout.rstrip()
-        .endswith("ViT-S has 4,598.88 M MACs and 4,655.97 M FLOPs: this is 0.539 and 0.548 of it.")
-    )
+    shown = runner.invoke(app, ["count", "E(ViT-S)", "--depth", "0"]).stdout
+    assert "ViT-S has 4,598.88 M MACs and 4,655.97 M FLOPs: this is 0.539 and 0.548 of it." in " ".join(shown.split())
 
 
 def test_table_shows_layers_to_a_depth() -> None:
@@ -111,20 +108,14 @@ def test_your_own_module(tmp_path: Path) -> None:
     assert (second["layer"], second["flops"]) == ("ReLU", 36 * 8)
     assert whole["layer"] == "Sequential"
     assert (tmp_path / "runs").read_text() == "cpu\n"  # once, and as usual
-    refused = refusal(f"{file}:unknown")
-    assert "no rule for the cost of lgamma in layer '1' (Gamma)" in refused
-    assert "Linear can't be counted for an input of (3, 64, 64)" in refusal(f"{file}:deep")
+    for name, words in {"unknown": "lgamma in layer '1' (Gamma)", "deep": "an input of (3, 64, 64)"}.items():
+        assert words in refusal(f"{file}:{name}")
 
 
 def test_a_constructor_that_looks_at_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device there are none; then the network is built as usual."""
     create = timm.create_model
-
-    def look(*args: Any, **kwargs: Any) -> Any:
-        torch.ones(1).item()
-        return create(*args, **kwargs)
-
-    monkeypatch.setattr(timm, "create_model", look)
+    monkeypatch.setattr(timm, "create_model", lambda name, **args: (torch.ones(1).item(), create(name, **args))[1])
     assert objects(NAME, "--depth", "0")[0]["layer"] == "VisionTransformer"
 
 
@@ -134,9 +125,18 @@ def refusal(*arguments: str) -> str:
     return " ".join(result.output.replace("│", " ").split())
 
 
-def test_bad_input_is_refused() -> None:
-    assert "'E(ViT-M)'; the closest are E(ViT-" in refusal("E(ViT-M)")
-    assert "no file 'nowhere.py'" in refusal("nowhere.py:net")
-    assert "not a multiple of the patch size" in refusal(NAME, "--img-size", "65")
-    assert "greater than or equal to 1" in refusal(NAME, "--batch", "0")
-    assert "greater than or equal to 0" in refusal(NAME, "--depth", "-1")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["E(ViT-M)"], "'E(ViT-M)'; the closest are E(ViT-"),
+        (["ViT-S)"], "'ViT-S)'"),
+        (["nowhere.py:net"], "no file 'nowhere.py'"),
+        ([NAME, "--img-size", "65"], "not a multiple of the patch size"),
+        ([NAME, "--img-size", "1600000000"], "'--img-size'"),
+        ([NAME, "--batch", "0"], "'--batch'"),
+        ([NAME, "--batch", "9" * 20], "'--batch'"),
+        ([NAME, "--depth", "-1"], "'--depth'"),
+    ],
+)
+def test_bad_input_is_refused(arguments: list[str], words: str) -> None:
+    assert words in refusal(*arguments)

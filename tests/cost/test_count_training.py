@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from support.counting import Call
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -48,25 +49,17 @@ def test_frozen_layers_cost_less() -> None:
 def test_layers_inside_are_as_layers_alone() -> None:
     """The work in a network is that of the layer on its own, with a learned input; sums of branches go to the block."""
 
-    class Learned(nn.Module):
-        def __init__(self, layer: nn.Module, size: tuple[int, ...]) -> None:
-            super().__init__()
-            self.layer, self.x = layer, nn.Parameter(torch.ones(size))
-
-        def forward(self, x: Tensor) -> Any:
-            return self.layer(self.x)
+    def alone(layer: nn.Module, size: tuple[int, ...]) -> Count:
+        return count(Call(lambda layer, x, _: layer(x), layer=layer, x=torch.ones(size)), (1,), training=True)
 
     block = Block(64, 2, qkv_bias=True, init_values=0.1, proj_drop=0.1, drop_path=0.1)
-    step = count(Learned(block, (1, 10, 64)), (1,), training=True)
-    numbers = 10 * 64
+    step = alone(block, (1, 10, 64))
     for name in ("norm1", "attn.qkv", "ls1", "mlp", "mlp.act"):
-        layer: Any = block.get_submodule(name)
-        size = (1, 10, 256) if name == "mlp.act" else (1, 10, 64)
-        alone = count(Learned(layer, size), (1,), training=True)
-        assert step.layers[f"layer.{name}"] == alone.layers["layer"], name
+        found = alone(block.get_submodule(name), (1, 10, 256) if name == "mlp.act" else (1, 10, 64))
+        assert step.layers[f"layer.{name}"] == found.layers["layer"], name
     children = sum(step.layers[f"layer.{name}"].flops for name, _ in block.named_children())
     # two residual sums, and two sums of gradients where a value goes into a branch and past it
-    assert step.layers["layer"].flops == children + 4 * numbers
+    assert step.layers["layer"].flops == children + 4 * 10 * 64
     assert step.flops == step.layers["layer"].flops
 
 
@@ -89,16 +82,6 @@ def test_layers_add_up(name: str) -> None:
     assert set(forward.layers) <= set(step.layers)
 
 
-def test_flop_halves_the_training_step() -> None:
-    tokens, width = 49, 64
-    attention = 3 * 2 * tokens * tokens * width
-    layout = Layout.regular(flop, width)
-    # a norm first, so that the gradient of the block's input is asked for
-    model = nn.Sequential(fnn.LayerNorm(layout), fnn.TransformerBlock(layout, 4))
-    step = count(model, ((tokens, width // 2),) * 2, training=True)
-    assert step.layers["1"].macs == 3 * tokens * width * width * 12 / 2 + attention
-
-
 @pytest.mark.parametrize("layer", ["dropout", "drop path"])
 def test_dropping_is_counted_in_training_only(layer: str) -> None:
     layout = Layout.regular(flop, 8)
@@ -111,35 +94,20 @@ def test_dropping_is_counted_in_training_only(layer: str) -> None:
 
 
 def test_weights_used_twice_add_their_gradients() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 6, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.layer(x))
-
-    step = count(Twice(), (6,), training=True)
+    step = count(Call(lambda layer, x: layer(layer(x)), layer=nn.Linear(6, 6, bias=False)), (6,), training=True)
     assert step.macs == 5 * 36
     assert step.layers["layer"] == Count(5 * 36, 5 * 36 + 36)  # both uses are in the layer, so the sum is too
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_sums_of_gradients_belong_to_what_holds_all_uses(swapped: bool) -> None:
-    class Inner(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Any:
-            return (y * x if swapped else x * y), x * 2
+    def outer(a: nn.Module, b: nn.Module, inner: nn.Module, x: Tensor) -> Any:
+        x, y = a(x), b(x)
+        return inner(x, y), y * 3
 
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.inner = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), Inner()
-
-        def forward(self, x: Tensor) -> Any:
-            x, y = self.a(x), self.b(x)
-            return self.inner(x, y), y * 3
-
-    step = count(Outer(), (4,), training=True)
+    layers = {name: nn.Linear(4, 4, bias=False) for name in "ab"}
+    inner = Call(lambda x, y: ((y * x if swapped else x * y), x * 2))
+    step = count(Call(outer, **layers, inner=inner), (4,), training=True)
     assert step.layers["a"] == step.layers["b"] == Count(32, 32)
     assert step.layers["inner"].flops == 4 * (2 + 3)
     # y * 3 there and back; two sums of gradients, as one node feeds both: what is inside and what isn't
@@ -161,17 +129,11 @@ def test_recomputed_work_is_counted_where_it_is_done() -> None:
 
 
 def test_outputs_of_any_structure_and_without_gradients() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4, bias=False)
+    def outputs(layer: nn.Module, x: Tensor) -> dict[str, Any]:
+        y = layer(x)
+        return {"a": [y, x], "b": (y * 2, torch.arange(3))}
 
-        def forward(self, x: Tensor) -> dict[str, Any]:
-            y = self.layer(x)
-            return {"a": [y, x], "b": (y * 2, torch.arange(3))}
-
-    net = Net()
-    step = count(net, (4,), training=True)
+    step = count(Call(outputs, layer=nn.Linear(4, 4, bias=False)), (4,), training=True)
     assert (step.macs, step.flops) == (32, 32 + 4 + 4 + 4)  # y * 2 there and back, and the sum of two gradients
     assert count(nn.Identity(), (4,), training=True) == Count(0, 0)
 
@@ -185,31 +147,20 @@ def test_a_step_is_counted_inside_code_without_gradients(context: Any) -> None:
     assert model.weight.grad is None
 
 
-def test_the_model_stays_as_it_is() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    count(model, (3, 8, 8), batch=2, training=True)
-    assert not any(layer.training or layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
+# Fused attention counts as if it were written out, and so do its gradients ------------------------------------------
 
 
-# --- fused attention counts as if it were written out, and so do its gradients -----------------------
-
-
-class Attention(nn.Module):
-    def __init__(self, fused: bool, **kwargs: Any) -> None:
-        super().__init__()
-        self.qkv, self.fused, self.kwargs = nn.Linear(8, 24), fused, kwargs
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        if self.fused:
-            return F.scaled_dot_product_attention(q, k, v, **self.kwargs)
+def attention(fused: bool, **kwargs: Any) -> Call:
+    def run(qkv: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = qkv(x).chunk(3, -1)
+        if fused:
+            return F.scaled_dot_product_attention(q, k, v, **kwargs)
         scores = (q * 0.5) @ k.mT
-        if "attn_mask" in self.kwargs or "is_causal" in self.kwargs:
+        if "attn_mask" in kwargs or "is_causal" in kwargs:
             scores = scores + torch.ones(5, 5)
-        return F.dropout(scores.softmax(-1), self.kwargs.get("dropout_p", 0.0)) @ v
+        return F.dropout(scores.softmax(-1), kwargs.get("dropout_p", 0.0)) @ v
+
+    return Call(run, qkv=nn.Linear(8, 24))
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -226,7 +177,7 @@ class Attention(nn.Module):
     ids=str,
 )
 def test_attention_counts_as_if_unfused(kwargs: dict[str, Any], training: bool) -> None:
-    fused, plain = (count(Attention(f, **kwargs), (5, 8), training=training) for f in (True, False))
+    fused, plain = (count(attention(f, **kwargs), (5, 8), training=training) for f in (True, False))
     assert fused == plain
     assert fused.layers == plain.layers
     linear, products = (2, 3) if training else (1, 1)  # nobody asks for the gradient of the input
@@ -234,12 +185,9 @@ def test_attention_counts_as_if_unfused(kwargs: dict[str, Any], training: bool) 
 
 
 def test_attention_of_grouped_queries() -> None:
-    class Grouped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.kv = nn.Parameter(torch.ones(1, 4, 5, 8)), nn.Parameter(torch.ones(1, 2, 5, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(self.q, self.kv, self.kv, enable_gqa=True)
-
-    assert count(Grouped(), (1,), training=True).macs == 3 * 2 * 4 * 5 * 5 * 8
+    grouped = Call(
+        lambda q, kv, _: F.scaled_dot_product_attention(q, kv, kv, enable_gqa=True),
+        q=torch.ones(1, 4, 5, 8),
+        kv=torch.ones(1, 2, 5, 8),
+    )
+    assert count(grouped, (1,), training=True).macs == 3 * 2 * 4 * 5 * 5 * 8

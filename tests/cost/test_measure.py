@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from support.measurements import in_setting
 
-from flopping.cost import measure, plan
+from flopping.cost import measure
 from flopping.cost.measure import ChildProcess, Session
-from flopping.cost.plan import Protocol
+from flopping.cost.protocol import CPU_PROTOCOL, Protocol, plan_records
 from flopping.cost.records import Record, Setting, read
 
 NETWORKS = Path(__file__).parents[1] / "support" / "networks_to_measure.py"
-EAGER = Setting("eager", batch=2)
+EAGER = in_setting(mode="eager", batch=2)
 SHORT = Protocol(batch=2, dtype="float32", warmup=1, repeats=3)
 PROBLEMS = {
     "Endless": "out of memory",
@@ -35,8 +35,8 @@ def network(name: str) -> str:
 
 def measured(names: Sequence[str], settings: Sequence[Setting], **arguments: Any) -> dict[tuple[str, Setting], Record]:
     records: list[Record] = []
-    session = Session(SHORT, records.append, command="flopping bench", **arguments)
-    session.measure([plan.cases([network(name) for name in names], settings, network("Net"))])
+    planned = plan_records([network(name) for name in names], settings, network("Net"), command="flopping bench")
+    Session(SHORT, records.append, **arguments).measure([planned])
     return {(record.model.rpartition(":")[2], record.setting): record for record in records}
 
 
@@ -47,7 +47,6 @@ def test_good_and_bad_networks_in_one_run() -> None:
     for name, record in found.items():
         assert record.baseline == (None if name == "Net" else network("Net"))
         assert record.command == "flopping bench"
-        assert record.machine.versions["torch"] == torch.__version__
         assert (record.params, record.input_size) == (192 * 4 + 4, (3, 8, 8))
         assert record.compile_seconds is None
         assert record.run == found["Net"].run != ""
@@ -69,7 +68,8 @@ def test_good_and_bad_networks_in_one_run() -> None:
 
 @pytest.mark.long
 def test_compiled_code() -> None:
-    record = measured(["Net"], [Setting("compiled", batch=2)])["Net", Setting("compiled", batch=2)]
+    compiled = in_setting(mode="compiled", batch=2)
+    record = measured(["Net"], [compiled])["Net", compiled]
     assert record.problem is None
     assert record.compile_seconds is not None
     assert record.compile_seconds > 0
@@ -79,7 +79,9 @@ def test_what_cannot_be_measured_is_a_row(monkeypatch: pytest.MonkeyPatch) -> No
     """A precision that does not run, and a group that would begin after the budget."""
     monkeypatch.setattr(measure, "precision_problem", lambda dtype, _: "crashes" if dtype == "bfloat16" else None)
     records: list[Record] = []
-    cases = plan.cases([network("Net")], [EAGER, Setting("eager", "training", dtype="bfloat16", batch=2)])
+    cases = plan_records(
+        [network("Net")], [EAGER, in_setting(mode="eager", task="training", dtype="bfloat16", batch=2)]
+    )
     Session(SHORT, records.append, budget=0.01).measure([cases, cases[:1]])
     good, other, late = records
     assert (len(good.seconds), good.problem) == (SHORT.repeats, None)
@@ -101,7 +103,7 @@ def test_the_command_ends_in_the_middle_of_the_rounds(tmp_path: Path, ended_by: 
     command, environment = [sys.executable, "-m", "flopping", *words], {**os.environ, "TELL": str(log)}
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
-    before_rounds = 4 + 1 + plan.CPU_PROTOCOL.warmup
+    before_rounds = 4 + 1 + CPU_PROTOCOL.warmup
     while runs() < before_rounds + 20:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -127,7 +129,7 @@ def test_interrupt_while_memory_is_measured() -> None:
     records: list[Record] = []
     session = Session(SHORT, records.append, progress=lambda *_: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        session.measure([plan.cases([network("Net")], [EAGER])])
+        session.measure([plan_records([network("Net")], [EAGER])])
     assert records == []
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from support import networks_to_measure
+from support.measurements import in_setting
 from support.networks_to_measure import Net
 
-from flopping.cost.records import Setting
 from flopping.cost.worker import Run, describe, is_out_of_memory, peak_memory
 
 X = torch.randn(2, 3, 8, 8)
@@ -22,7 +22,7 @@ def test_networks_that_cannot_be_counted_are_described() -> None:
 def test_training_updates_the_weights() -> None:
     model = Net()
     before = model.head.weight.clone()
-    run = Run(model, X, Setting("eager", "training", batch=2))
+    run = Run(model, X, in_setting(mode="eager", task="training", batch=2))
     run()
     assert not torch.equal(model.head.weight, before)
     assert model.head.weight.grad is None
@@ -42,7 +42,7 @@ def test_out_of_memory_is_recognised() -> None:
 def test_frozen_weights_are_constants(mode: str) -> None:
     """Frozen code does not notice that a weight changes."""
     model = Net()
-    run = Run(model, X, Setting(mode, batch=2))
+    run = Run(model, X, in_setting(mode=mode, batch=2))
     run()
     with torch.no_grad():
         before = run.compiled(run.x).clone()
@@ -60,6 +60,6 @@ def test_inference_has_no_gradients_and_runs_in_its_precision(dtype: str) -> Non
     model.register_forward_hook(
         lambda *_: seen.append((torch.is_grad_enabled(), model.training, torch.is_autocast_enabled("cpu")))
     )
-    Run(model, X, Setting("eager", dtype=dtype, batch=2))()
+    Run(model, X, in_setting(mode="eager", dtype=dtype, batch=2))()
     assert seen == [(False, False, dtype == "bfloat16")]
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16

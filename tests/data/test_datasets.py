@@ -111,11 +111,11 @@ def test_what_is_refused_of_torchvision(tmp_path: Path) -> None:
 def test_what_is_refused_of_hugging_face(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(f"hfds/{tmp_path}/gone", tmp_path, "/gone")
     only = image_folder(tmp_path / "only", {"train": {"cat": 1, "dog": 1}})
-    refused(f"hfds/{only}", tmp_path, "no split val or valid or validation or test or eval, only train", split="test")
+    refused(f"hfds/{only}", tmp_path, "no split test or eval or val or valid or validation, only train", split="test")
     plain, unlabelled = tmp_path / "plain", tmp_path / "unlabelled"
     plain.mkdir()
     datasets.Dataset.from_dict({"image": [b""], "label": [3]}).to_parquet(plain / "train-0.parquet")
-    refused(f"hfds/{plain}", tmp_path, "type Image", "image (Value), label (Value)")
+    refused(f"hfds/{plain}", tmp_path, "type ClassLabel", "image (Value), label (Value)")
     unlabelled.mkdir()
     (unlabelled / "test-0.parquet").write_bytes((parquet / "data" / "test-0.parquet").read_bytes())
     refused(f"hfds/{unlabelled}", tmp_path, "split 'test'", "labelled -1", split="test")

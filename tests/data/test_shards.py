@@ -235,7 +235,7 @@ def test_shards_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "data").mkdir()
     refused("no file", str(tmp_path / "data" / "_info.json"), '"shard_lengths": [1000, 500]')
     describe(tmp_path / "data")
-    refused("no split val or valid or validation", split="test")
+    refused("no split test or eval or val", split="test")
     write_shard(tmp_path / "data" / "train-0.tar", [{"png": encode(make_image(0)), "txt": b"a cat"}])
     refused("KEY.cls", "train-0.tar' has .png, .txt")
     (tmp_path / "data" / "train-0.tar").write_bytes(b"no tar")

@@ -36,6 +36,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "ResMLP": ("resmlp_test_64", {"depth": 1}, False),
     "H(ViT)": ("deit3_flop_hybrid_test_patch16_64", {"depth": 2, "handoffs": {"1": "hybrid"}}, False),
     "I(ViT)": ("deit3_flop_invariant_test_patch16_64", {"depth": 2, "handoffs": {"1": "invariant"}}, True),
+    "E(ResNet)": ("resnet_flop_test", {"depths": [1, 1], "widths": [8, 16]}, True),
     "E(ConvNeXt)": ("convnext_flop_test", {"depths": [1, 1], "dims": [8, 16]}, True),
 }
 """The registered name, what makes it small, and whether a mirrored image has the same logits."""
@@ -87,7 +88,7 @@ def test_reloaded_networks_agree(key: str, form: str, exports: Exports) -> None:
     found, path = exports.exported(key, form)
     run, (_, model), mirror = reload(form, path), exports.network(key), NETWORKS[key][2]
     for batch in (1, 5):
-        images = torch.randn(batch, 3, 64, 64)
+        images = torch.randn(batch, *model.pretrained_cfg["input_size"])
         logits = run(images)
         assert logits.shape == (batch, len(LABELS))
         assert relative_error(logits, model(images)) < TOLERANCE

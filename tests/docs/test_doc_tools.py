@@ -23,6 +23,7 @@ def test_drawings_are_those_of_the_script(tmp_path: Path) -> None:
     assert (tmp_path / "blocks.svg").read_text() == (ROOT / "docs" / "blocks.svg").read_text()
     drawn, kept = (np.asarray(Image.open(folder / "mirror.png")) for folder in (tmp_path, ROOT / "docs"))
     assert np.array_equal(drawn, kept)
+    assert load("draw_fold", "tools").draw() == (ROOT / "docs" / "fold.svg").read_text()
 
 
 def test_links_in_the_site(tmp_path: Path) -> None:

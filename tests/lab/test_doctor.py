@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from flopping.lab.doctor import Check, Result, describe_machine, examine, networ
 from flopping_cli import app
 from flopping_cli.common import CTRL_C
 
-INFER = Setting("eager", "inference", batch=2, threads=1)
-TRAIN = Setting("eager", "training", batch=2, threads=1)
+INFER = Setting("eager", "inference", "cpu", "float32", batch=2, threads=1)
+TRAIN = replace(INFER, task="training")
 GOOD = Check("resmlp_flop_test_64", "forward", INFER)
 NETWORKS = """
 import os, signal, time, torch
@@ -83,8 +84,7 @@ def test_what_is_wrong_fails(bad: str) -> None:
 
 
 def test_a_precision_that_does_not_run_is_no_failure() -> None:
-    setting = Setting("eager", "training", dtype="float128", batch=2, threads=1)
-    (result,) = examine([Check("resmlp_flop_test_64", "float128 step", setting)])
+    (result,) = examine([Check("resmlp_flop_test_64", "float128 step", replace(TRAIN, dtype="float128"))])
     assert (result.status, result.seconds) == ("no", None)
     assert "float128" in (result.problem or "")
 

@@ -14,7 +14,6 @@ from matplotlib.text import Text
 from support.measurements import COSTS, equivariant, many, ordinary, own
 
 from flopping.cost.overview import Row as Cost
-from flopping.cost.records import Record
 from flopping.lab import drawing
 from flopping.lab.report import figures
 from flopping.lab.report.comparison import compare
@@ -44,16 +43,17 @@ def bars(axes: Axes) -> dict[str, ErrorbarContainer]:
 def test_costs_stand_at_their_counts_and_the_papers_around_them() -> None:
     figure = figures.flops_against_parameters(COSTS)
     found = lines(figure)
-    assert points(found["ours E(ViT-B)"]) == [(43.3, 9.0)]
-    assert points(found["paper E(ViT-B)"]) == [(43.3, 9.3)]
-    assert points(found["ours H(ViT-B)"]) == [(64.0, 13.0)]
-    assert points(found["paper H(ViT-B)"]) == [(65.0, 13.5)]
+    assert {name: points(found[name]) for name in found if "B)" in name} == {
+        "ours E(ViT-B)": [(43.3, 9.0)],
+        "paper E(ViT-B)": [(43.3, 9.3)],
+        "ours H(ViT-B)": [(64.0, 13.0)],
+        "paper H(ViT-B)": [(65.0, 13.5)],
+    }
     assert found["paper E(ViT-B)"].get_markerfacecolor() == "none"
     assert found["ours E(ViT-B)"].get_markerfacecolor() != "none"
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["ResMLP", "ViT", "ConvNeXt"]
     assert found["ours E(ConvNeXt-S (iso.))"].axes is figure.axes[2]
     assert [texts(axes) for axes in figure.axes] == [[], ["B"], []]
-    assert {axes.get_xscale() for axes in figure.axes} == {axes.get_yscale() for axes in figure.axes} == {"log"}
     # from X to E, and no line where one of them is missing
     joining = [line for axes in figure.axes for line in axes.lines if len(line.get_xydata()) == 2]
     assert [points(line) for line in joining] == [[(86.6, 17.68), (43.3, 9.0)]]
@@ -72,14 +72,11 @@ def test_all_of_the_paper_is_inside_the_panels() -> None:
 def test_accuracies_are_the_papers_joined_by_size() -> None:
     figure = figures.accuracy_against_flops()
     found = lines(figure)
+    kinds = ["X ViT", "E ViT", "H ViT", "I ViT", "X ResMLP", "E ResMLP", "X ConvNeXt", "E ConvNeXt"]
+    assert sorted(found) == sorted(kinds)
     assert points(found["X ViT"]) == [(4.7, 80.4), (17.7, 83.1), (61.9, 84.2), (168.0, 84.6)]
     assert points(found["E ViT"]) == [(9.3, 82.2), (32.2, 83.4), (87.3, 84.4)]  # S did not converge
     assert points(found["H ViT"]) == [(13.5, 82.9), (47.0, 84.5), (127.6, 85.0)]
-    assert points(found["I ViT"]) == [(13.5, 82.5), (47.0, 84.1), (127.6, 84.7)]
-    assert points(found["E ResMLP"]) == [(1.6, 72.0), (3.1, 74.9), (11.7, 80.8), (31.7, 81.5)]
-    assert sorted(found) == sorted(
-        ["X ViT", "E ViT", "H ViT", "I ViT", "X ResMLP", "E ResMLP", "X ConvNeXt", "E ConvNeXt"]
-    )
     assert texts(figure.axes[2]) == ["S", "B", "L", "E(S)", "E(B)", "E(L)"]
 
 
@@ -106,12 +103,15 @@ def test_every_setting_has_a_panel_and_training_no_values_of_the_paper() -> None
     drawn = [sum(str(line.get_label()).startswith("_paper") for line in axes.lines) for axes in figure.axes]
     assert drawn == [6, 6, 0, 6]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    for shown in (figure, figures.gain_against_flops(compare(PAIR))):  # wide and narrow: all of the legend is on it
+        box = shown.legends[0].get_window_extent()
+        assert shown.bbox.x0 <= box.x0 < box.x1 <= shown.bbox.x1
     assert legend == ["ResMLP", "ViT", "ConvNeXt", "others", "E(X)", "the paper's, A100", "FLOPs of X over those of E"]
 
 
 def test_where_nothing_was_compared_there_is_no_figure() -> None:
-    assert figures.gain_against_flops(compare([ordinary()])) is None
-    assert figures.gain_against_flops(compare([ordinary(flops=None), equivariant()])) is None
+    for records in ([ordinary()], [ordinary(flops=None), equivariant()]):
+        assert figures.gain_against_flops(compare(records)) is None
 
 
 def test_files_are_what_they_say_and_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,12 +153,3 @@ def test_matplotlib_is_imported_by_functions_only_and_pyplot_by_none() -> None:
             if isinstance(node, (ast.Import, ast.ImportFrom)) and "matplotlib" in ast.unparse(node):
                 assert id(node) in inside, f"{path}: {ast.unparse(node)}"
                 assert "pyplot" not in ast.unparse(node)
-
-
-@pytest.mark.parametrize("records", [PAIR, many()], ids=["narrow", "wide"])
-def test_all_of_the_legend_is_on_the_figure(records: list[Record]) -> None:
-    figure = figures.gain_against_flops(compare(records))
-    assert figure is not None
-    box = figure.legends[0].get_window_extent()
-    assert figure.bbox.x0 <= box.x0
-    assert box.x1 <= figure.bbox.x1

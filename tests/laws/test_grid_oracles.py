@@ -1,11 +1,9 @@
 """Layers on images, maps and grids against dense oracles: the same outputs and gradients."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from support.oracles import GROUPS, SIGNED, assert_same, layouts
-from torch import Tensor, nn
+from support.oracles import GROUPS, SIGNED, assert_same, check_dense_conv, layouts, on_maps
+from torch import Tensor
 
 from flopping import Layout, flop
 from flopping import nn as fnn
@@ -44,35 +42,6 @@ def test_depthwise(group: Group, kernel: int) -> None:
     )
     reads = (layer.to_dense().weight.abs().sum((2, 3)) > 0).sum(1)
     assert (reads == 1).all(), "every output channel reads one input channel"
-
-
-def on_maps(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    return conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-def check_dense_conv(layer: nn.Module, x, pack: Callable[..., Tensor], dense_forward: Callable[..., Tensor]) -> None:
-    """`to_dense` gives the same outputs and input gradients, and the gradient of its weight pulls back to ours.
-
-    The dense weight is linear in the layer's parameters, so for any direction d of the parameters
-    <our gradient, d> = <dense gradient, dense weight of d>.
-    """
-    conv = layer.to_dense()
-    leaves = [part.clone().requires_grad_() for part in (x if isinstance(x, tuple) else (x,))]
-    inputs = tuple(leaves) if isinstance(x, tuple) else leaves[0]
-    ours, dense = pack(layer(inputs)), dense_forward(conv, inputs)
-    torch.testing.assert_close(ours, dense, rtol=1e-10, atol=1e-10)
-    weights = torch.randn_like(ours)
-    parameters = list(layer.parameters())
-    our_grads = torch.autograd.grad((ours * weights).sum(), [*leaves, *parameters])
-    dense_grads = torch.autograd.grad((dense * weights).sum(), [*leaves, conv.weight, conv.bias])
-    for a, b in zip(our_grads[: len(leaves)], dense_grads[: len(leaves)], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    for seed in range(3):
-        randomize_(layer, seed=100 + seed)
-        direction = layer.to_dense()
-        ours_along = sum((g * p).sum() for g, p in zip(our_grads[len(leaves) :], parameters, strict=True))
-        dense_along = (dense_grads[-2] * direction.weight).sum() + (dense_grads[-1] * direction.bias).sum()
-        torch.testing.assert_close(ours_along, dense_along)
 
 
 @pytest.mark.parametrize("group", SIGNED, ids=str)

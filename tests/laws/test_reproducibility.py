@@ -79,9 +79,12 @@ def test_positions_of_another_grid(group: Any) -> None:
     assert_reproducible(embed, layout.random(2, 25), lambda x: embed.at(x, (5, 5)))
 
 
-@pytest.mark.parametrize("name", ["deit3_flop_invariant_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_test"])
+@pytest.mark.parametrize(
+    "name", ["deit3_flop_invariant_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_test", "resnet_flop_test"]
+)
 def test_networks(name: str) -> None:
-    assert_reproducible(randomize_(timm.create_model(name, drop_path_rate=0.1)), torch.randn(2, 3, 64, 64))
+    model = randomize_(timm.create_model(name, drop_path_rate=0.1))
+    assert_reproducible(model, torch.randn(2, *model.pretrained_cfg["input_size"]))
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import timm
 import torch
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
-from flopping.models import Backbone
+from flopping.models import ZOO, Backbone
 from flopping.testing import assert_equivariant, randomize_
 
-NAMES = ["deit3_flop_invariant_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_iso_test", "convnext_flop_test"]
+NAMES = [
+    "deit3_flop_invariant_test_patch16_64",
+    "resmlp_flop_test_64",
+    "convnext_flop_iso_test",
+    "convnext_flop_test",
+    "resnet_flop_test",
+]
 
 # Two blocks are compiled like four; the other networks run in `make test-long`.
 COMPILED = [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])]
@@ -27,12 +35,19 @@ def create_shallow(name: str) -> Backbone:
     """With two blocks, a hand-off between them where the network has one."""
     depth = {"depths": (2,)} if "iso" in name else {"depth": 2}
     handoffs = {"handoffs": {1: "invariant"}} if "invariant" in name else {}
-    return create(name, **({} if name == "convnext_flop_test" else {**depth, **handoffs}))
+    return create(name, **({} if name in ("convnext_flop_test", "resnet_flop_test") else {**depth, **handoffs}))
+
+
+def random_image(name: str, batch: int = 2, channels: int = 3, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    size = ZOO[name].img_size
+    return torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
 @pytest.fixture
-def image() -> torch.Tensor:
-    return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+def image(request: pytest.FixtureRequest) -> torch.Tensor:
+    """Of the size that the network of the test takes."""
+    of_test = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    return random_image(of_test.get("name", NAMES[0]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,16 +77,15 @@ def test_pools_of_a_transformer(pool: str, image: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_grey_images(name: str) -> None:
-    assert_equivariant(create(name, in_chans=1), torch.randn(2, 1, 64, 64))
+    assert_equivariant(create(name, in_chans=1), random_image(name, channels=1))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradient_checkpointing_runs_blocks_again_and_changes_nothing(name: str, image: torch.Tensor) -> None:
     model = create(name).train()
     gradients, calls = [], []
-    model.get_submodule("stages.0.blocks.0" if "convnext" in name else "blocks.0").register_forward_pre_hook(
-        lambda *_: calls.append(1)
-    )
+    first = {"convnext": "stages.0.blocks.0", "resnet": "layer1.blocks.0"}.get(name.partition("_")[0], "blocks.0")
+    model.get_submodule(first).register_forward_pre_hook(lambda *_: calls.append(1))
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
         model.zero_grad()
@@ -88,8 +102,8 @@ def test_layer_decay_follows_depth(name: str) -> None:
     groups = param_groups_layer_decay(model, layer_decay=0.5, no_weight_decay_list=model.no_weight_decay())
     scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     by_name = {n: scales[id(p)] for n, p in model.named_parameters()}
-    stem = next(v for n, v in by_name.items() if n.startswith(("patch_embed", "stem")))
-    head = by_name["head.fc.weight" if "convnext" in name else "head.weight"]
+    stem = next(v for n, v in by_name.items() if n.startswith(("patch_embed", "stem", "conv1")))
+    head = by_name[next(n for n in ("head.fc.weight", "fc.weight", "head.weight") if n in by_name)]
     blocks = [n for n in by_name if "blocks" in n]
     assert stem < by_name[blocks[0]] < by_name[blocks[-1]] <= head == 1.0
     handoffs = [v for n, v in by_name.items() if n.startswith("handoffs.2")]
@@ -104,7 +118,9 @@ def test_weight_decay_is_for_weights(name: str) -> None:
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     names = {n for n, p in model.named_parameters() if id(p) in decayed}
     assert names
-    assert all(n.endswith("weight") or "linear_tokens.weight" in n or "conv_dw.weight" in n for n in names)
+    assert all(
+        n.endswith("weight") or re.search(r"(linear_tokens|conv_dw|conv\d|downsample\.\d)\.weight", n) for n in names
+    )
     assert model.no_weight_decay() <= {n for n, _ in model.named_parameters()}
     assert not any(n.startswith(("pos_embed", "cls_token")) for n in names)
 
@@ -146,7 +162,7 @@ def test_input_size_can_be_changed() -> None:
 def test_dtype_and_device_arguments(name: str) -> None:
     model = timm.create_model(name, dtype=torch.float64, device="cpu")
     assert {p.dtype for p in model.parameters()} == {torch.float64}
-    assert_equivariant(randomize_(model), torch.randn(2, 3, 64, 64, dtype=torch.float64))
+    assert_equivariant(randomize_(model), random_image(name, dtype=torch.float64))
 
 
 def test_other_feature_extractors_are_refused() -> None:
@@ -182,7 +198,7 @@ def test_compiled_with_dynamic_batch(name: str, image: torch.Tensor) -> None:
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
         for batch in (2, 3, 5):
-            x = torch.randn(batch, 3, 64, 64)
+            x = random_image(name, batch)
             torch._dynamo.mark_dynamic(x, 0)
             torch.testing.assert_close(compiled(x), model(x))
     assert len(graphs) == 1
@@ -195,5 +211,5 @@ def test_exported_with_dynamic_batch(name: str, image: torch.Tensor) -> None:
     exported = torch.export.export(model, (image,), dynamic_shapes=({0: batch},)).module()
     with torch.no_grad():
         for n in (1, 7):
-            x = torch.randn(n, 3, 64, 64)
+            x = random_image(name, n)
             torch.testing.assert_close(exported(x), model(x))

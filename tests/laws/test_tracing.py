@@ -69,7 +69,10 @@ def test_symbolic_trace(case: Case, training: bool) -> None:
 
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_copies(case: Case) -> None:
-    """deepcopy, pickle and state_dict give the same function; nothing constant is in the state."""
+    """deepcopy, pickle and state_dict give the same function; nothing constant is in the state.
+
+    Running statistics are no constants.
+    """
     module, x, y = outputs(case)
     buffer = io.BytesIO()
     torch.save(module.state_dict(), buffer)
@@ -78,7 +81,9 @@ def test_copies(case: Case) -> None:
     fresh.load_state_dict(torch.load(buffer, weights_only=True))
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), fresh):
         assert relative_error(other(x), y) == 0
-    assert set(module.state_dict()) == {name for name, _ in module.named_parameters()}
+    statistics = {name for name, _ in module.named_buffers() if "running_" in name or name == "num_batches_tracked"}
+    assert set(module.state_dict()) == {name for name, _ in module.named_parameters()} | statistics
+    assert bool(statistics) == (case.layer == "BatchNorm")
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)

@@ -127,6 +127,7 @@ def test_built_without_memory(name: str, fill: str) -> None:
     ours, wanted = ({**m.state_dict(), **dict(m.named_buffers())} for m in (model, built))
     assert list(ours) == list(wanted)
     assert all(torch.equal(ours[key], wanted[key]) for key in wanted)
-    x = torch.randn(2, 3, 64, 64)
+    size = ZOO[name].img_size if name in ZOO else 64
+    x = torch.randn(2, 3, size, size)
     with torch.no_grad():
         assert torch.equal(model.eval()(x), built.eval()(x))

@@ -22,12 +22,17 @@ REGISTERED = {
     "deit3_flop_small_patch16_224": "deit3_small_patch16_224",
     "resmlp_flop_t12_224": "resmlp_12_224",
     "convnext_flop_tiny": "convnext_tiny",
+    "resnet_flop_34": "resnet34",
+    "resnet_flop_50": "resnet50",
+    "resnet_flop_50d": "resnet50d",
 }
+FREE = ("convnext", "resnet")
+"""Networks that take images of any size."""
 
 
 @cache
 def timms(name: str) -> nn.Module:
-    size = {} if name.startswith("convnext") else {"img_size": 64}
+    size = {} if name.startswith(FREE) else {"img_size": 64}
     return randomize_(timm.create_model(name, **size)).eval()
 
 
@@ -45,7 +50,7 @@ def timm_file(path: Path, name: str) -> tuple[dict[str, Any], nn.Module]:
 
 
 def ordinary(name: str, **args: Any) -> Backbone:
-    size = {} if name.startswith("convnext") else {"img_size": 64}
+    size = {} if name.startswith(FREE) else {"img_size": 64}
     act = {"act_layer": "gelu"} if name.startswith("resmlp") else {}
     model: Backbone = timm.create_model(name, **{"group": "trivial", **size, **act, **args})
     return model
@@ -89,6 +94,8 @@ SMALL = {
     "resmlp_flop_test_64": {"depth": 2},
     "convnext_flop_test": {"group": "flipflop", "dims": (16, 32, 32, 64), "depths": (1, 1, 1, 1)},
     "convnext_flop_iso_test": {"handoffs": {1: "hybrid"}},
+    "resnet_flop_test": {"group": "flipflop"},
+    "resnet_flop_testd": {"handoffs": {2: "abs"}, "in_chans": 3},
 }
 
 
@@ -103,9 +110,10 @@ def stored(path: Path, name: str, args: dict[str, Any]) -> tuple[str, nn.Module]
 def test_our_own_weights_by_folder(name: str, tmp_path: Path) -> None:
     """Image channels that repeat the old ones' mean give what grey images gave; the classifier is new."""
     where, model = stored(tmp_path, name, SMALL[name])
-    same(timm.create_model(where, pretrained=True), model)
+    size = 65 if name.startswith("resnet") else 64
+    same(timm.create_model(where, pretrained=True), model, size)
     grey = timm.create_model(where, pretrained=True, in_chans=1, num_classes=5).eval()
-    x = torch.randn(2, 1, 64, 64)
+    x = torch.randn(2, 1, size, size)
     with torch.no_grad():
         got, expected = grey.forward_features(x), model.forward_features(x.expand(-1, 3, -1, -1))
         assert relative_error(got, expected) < 1e-5

@@ -88,6 +88,11 @@ def test_fewer_flops_than_the_paper_are_right_for_twins_only() -> None:
         ("E(ConvNeXt-S iso.)", "convnext_flop_iso_small"),
         ("ConvNeXt-L (iso.)", "convnext_iso_large"),
         ("resnet18", "resnet18"),
+        ("E(ResNet-50)", "resnet_flop_50"),
+        ("h(resnet-101)", "resnet_flop_hybrid_101"),
+        ("I(ResNet-18)", "resnet_flop_invariant_18"),
+        ("e(resnet-50d)", "resnet_flop_50d"),
+        ("ResNet-34", "resnet34"),
     ],
 )
 def test_names_of_the_paper(spelling: str, name: str) -> None:
@@ -104,10 +109,11 @@ def test_models_command() -> None:
     found = [json.loads(line) for line in listed.stdout.splitlines()]
     assert [row["name"] for row in found] == list(match_names("*test_patch16_64"))
     assert found[0]["params"] == sum(p.numel() for p in timm.create_model(found[0]["name"]).parameters())
-    shown = runner.invoke(app, ["models", "e(vit-s)"], env={"COLUMNS": "150"})
-    (line,) = [line for line in shown.stdout.splitlines() if "deit3_flop_small_patch16_224" in line]
-    cells = [cell.strip() for cell in line.strip("│").split("│")]
-    assert cells == ["E(ViT-S)", "deit3_flop_small_patch16_224", "11.04", "11.0", "met", "2.553", "2.6", "met", "2.478"]
+    main = ["E(ViT-S)", "deit3_flop_small_patch16_224", "11.04", "2.553"]
+    for wide, more in (([], []), (["--wide"], ["2.478", "11.0", "met", "2.6", "met"])):
+        shown = runner.invoke(app, ["models", "e(vit-s)", *wide], env={"COLUMNS": "40"})
+        (line,) = [line.split() for line in shown.stdout.splitlines() if line.startswith("E(ViT-S)")]
+        assert line == main + more
     refused = runner.invoke(app, ["models", "E(ViT-Q)"], env={"COLUMNS": "150"})
     assert [result.exit_code for result in (listed, shown, refused)] == [0, 0, 2]
     assert "'E(ViT-Q)'" in refused.output
@@ -124,5 +130,5 @@ def test_verify_command_takes_names_of_the_paper() -> None:
 def test_torchs_own_counter(name: str) -> None:
     """Around a network, without gradients: no layer is called with what only depends on parameters."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        timm.create_model(name)(torch.randn(1, 3, 64, 64))
+        timm.create_model(name)(torch.randn(1, 3, ZOO[name].img_size, ZOO[name].img_size))
     assert counter.get_total_flops() > 0

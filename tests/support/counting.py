@@ -12,26 +12,20 @@ from flopping.cost.count import Count, count
 
 
 class Call(nn.Module):
-    """A function as a network."""
+    """A function as a network: of layers and parameters by name, and of what it is called with.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    >>> Call(lambda layer, x: layer(layer(x)), layer=nn.Identity())(2)
+    2
+    """
+
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module | Tensor) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.names = function, list(parts)
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
 
-    def forward(self, x: Any) -> Any:
-        return self.function(x)
-
-
-class OnWeight(nn.Module):
-    """A function of a parameter: the gradient of its argument is part of a training step."""
-
-    def __init__(self, function: Callable[[Tensor], Any], size: tuple[int, ...]) -> None:
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self.weight)
+    def forward(self, *args: Any) -> Any:
+        return self.function(*(getattr(self, name) for name in self.names), *args)
 
 
 def forward(function: Callable[[Tensor], Any], size: tuple[int, ...]) -> Count:
@@ -45,7 +39,7 @@ def backward(function: Callable[[Tensor], Any], size: tuple[int, ...]) -> tuple[
     >>> backward(lambda x: x * x, (5,))  # two products with the gradient, and their sum
     (0.0, 15.0)
     """
-    model = OnWeight(function, (1, *size))
+    model = Call(lambda weight, _: function(weight), weight=torch.ones(1, *size))
     there = count(model.requires_grad_(False), size, training=True)
     step = count(model.requires_grad_(True), size, training=True)
     return step.macs - there.macs, step.flops - there.flops

@@ -200,7 +200,7 @@ def _plan(folder: Path, asked: Sequence[str]) -> Ran:
         planned.extend(chain(*groups))
         self.sink(many()[0])  # something was measured, else the command would rightly complain
 
-    exported = patch("flopping.lab.bench.exported.compared", lambda pairs, **_: planned.extend(pairs) or [])
+    exported = patch("flopping.lab.bench.bench_export.compare_all", lambda pairs, **_: planned.extend(pairs) or [])
     with exported if asked[1] == "export" else patch.object(Session, "measure", measure):
         ended = call(*asked)
     assert planned, f"nothing would be measured: {ended.err}"

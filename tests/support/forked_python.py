@@ -50,7 +50,7 @@ class ForkedPython:
             )
 
     def close(self) -> None:
-        """No more forks; those that run are waited for."""
+        """No more forks; those that a failed test left behind are killed."""
         self.server.communicate()
 
 
@@ -111,6 +111,7 @@ def serve(number: int) -> None:
             running.add(guard)
             asked.close()
     for guard in running:
+        os.kill(guard, signal.SIGTERM)
         os.waitpid(guard, 0)
 
 
@@ -123,6 +124,7 @@ def watch(asked: socket.socket) -> NoReturn:
         become(order, files)
     for file in files:
         os.close(file)
+    signal.signal(signal.SIGTERM, lambda *_: kill_group(worker))
     Thread(target=pass_on, args=(asked, worker), daemon=True).start()
     with suppress(BrokenPipeError):
         asked.sendall(f"{worker}\n".encode())
@@ -137,6 +139,10 @@ def pass_on(asked: socket.socket, worker: int) -> None:
     while told := asked.recv(16):
         for number in told:
             os.kill(worker, number)
+    kill_group(worker)
+
+
+def kill_group(worker: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(worker, signal.SIGKILL)
 

@@ -22,10 +22,11 @@ MACHINE = Machine(
     load=0.25,
 )
 RECORD = Record(
+    format="flopping-bench-1",
     model="deit3_base_patch16_224",
     paper="ViT-B",
     baseline=None,
-    setting=Setting(batch=8, threads=2),
+    setting=Setting("compiled", "inference", "cpu", "float32", batch=8, threads=2),
     input_size=(3, 224, 224),
     params=86_600_000,
     flops=18e9,
@@ -55,6 +56,11 @@ TWIN = {
 }
 
 
+def in_setting(**changes: Any) -> Setting:
+    """That of the record, but for what is named."""
+    return replace(RECORD.setting, **changes)
+
+
 def ordinary(**changes: Any) -> Record:
     """ViT-B: 20 images per second, 18 GFLOPs, 86.6 M parameters, 800 MB."""
     return replace(RECORD, **changes)
@@ -72,8 +78,7 @@ def own(name: str, baseline: str | None = None, **changes: Any) -> Record:
 
 def many() -> list[Record]:
     """Something of everything: families, hybrids, settings, a network of one's own, and what went wrong."""
-    frozen, training = (replace(RECORD.setting, **c) for c in ({"mode": "compiled-frozen"}, {"task": "training"}))
-    alone = replace(RECORD.setting, batch=1)
+    settings = RECORD.setting, in_setting(mode="compiled-frozen"), in_setting(task="training"), in_setting(batch=1)
 
     def pair(run: str, model: str, flops: float, ratio: float, setting: Setting, **changes: Any) -> list[Record]:
         seconds = tuple(flops / 4e10 * (1 + 0.03 * ((7 * i) % 5)) for i in range(20))
@@ -92,7 +97,7 @@ def many() -> list[Record]:
         ]
 
     found = []
-    for number, setting in enumerate((RECORD.setting, frozen, training, alone)):
+    for number, setting in enumerate(settings):
         for model, flops, ratio in (
             ("ViT-S", 4.7e9, 1.7),
             ("ViT-B", 17.7e9, 1.8),

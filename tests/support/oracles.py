@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from flopping import Layout
 from flopping import nn as fnn
 from flopping.groups import Group, grid_groups
+from flopping.testing import randomize_
 
 GROUPS = [group for group in grid_groups().values() if group.order > 1]
 SIGNED = [group for group in GROUPS if group.signs_only]
@@ -35,6 +36,36 @@ def assert_same(
     for ours, dense in zip(*results, strict=True):
         torch.testing.assert_close(ours, dense, rtol=1e-10, atol=1e-10)
     assert all(grad.abs().sum() > 0 for grad in results[0][1 + len(leaves) :]), "the oracle uses every parameter"
+
+
+def on_maps(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    return conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+def check_dense_conv(layer: nn.Module, x, pack: Callable[..., Tensor], dense_forward: Callable[..., Tensor]) -> None:
+    """`to_dense` gives the same outputs and input gradients, and the gradient of its weight pulls back to ours.
+
+    The dense weight is linear in the layer's parameters, so for any direction d of the parameters
+    <our gradient, d> = <dense gradient, dense weight of d>.
+    """
+    conv = layer.to_dense()
+    leaves = [part.clone().requires_grad_() for part in (x if isinstance(x, tuple) else (x,))]
+    inputs = tuple(leaves) if isinstance(x, tuple) else leaves[0]
+    ours, dense = pack(layer(inputs)), dense_forward(conv, inputs)
+    torch.testing.assert_close(ours, dense, rtol=1e-10, atol=1e-10)
+    weights = torch.randn_like(ours)
+    parameters = list(layer.parameters())
+    our_grads = torch.autograd.grad((ours * weights).sum(), [*leaves, *parameters])
+    dense_grads = torch.autograd.grad((dense * weights).sum(), [*leaves, *conv.parameters()])
+    for a, b in zip(our_grads[: len(leaves)], dense_grads[: len(leaves)], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    for seed in range(3):
+        randomize_(layer, seed=100 + seed)
+        direction = layer.to_dense()
+        ours_along = sum((g * p).sum() for g, p in zip(our_grads[len(leaves) :], parameters, strict=True))
+        pairs = zip(dense_grads[len(leaves) :], direction.parameters(), strict=True)
+        dense_along = sum((g * p).sum() for g, p in pairs)
+        torch.testing.assert_close(ours_along, dense_along)
 
 
 def dense_linear(layer: fnn.Linear) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ def test_a_recipe_needs_little() -> None:
 FILES = {
     "": ["a table of fields", "empty"],
     "- a\n- b\n": ["a table of fields", "['a', 'b']"],
-    "lr: 1": ["family, epochs, batch_size, optimizer"],
+    "lr: 1": ["epochs, batch_size, optimizer"],
     "lr: [1": ["line 1", "','"],
     "about:\n\tsource: me": ["line 2", "'\\t'", "indent by spaces"],
     SMALL + "lr: 1e-3\n": ["line 7", '"lr"'],
@@ -204,9 +204,10 @@ def test_plain_words(text: str, value: object) -> None:
 
 
 def test_families_of_our_networks() -> None:
+    """ResNets have no recipe yet, so any recipe takes them."""
     families = {VisionTransformer: "ViT", ResMlp: "ResMLP", ConvNeXt: "ConvNeXt"}
-    assert {name: family_of(name) for name in ZOO} == {name: families[entry.model] for name, entry in ZOO.items()}
-    papers = {paper: family_of(name) for paper, name in paper_names().items()}
+    assert {name: family_of(name) for name in ZOO} == {name: families.get(entry.model) for name, entry in ZOO.items()}
+    papers = {paper: family_of(name) for paper, name in paper_names().items() if "ResNet" not in paper}
     assert None not in papers.values()
     for paper, family in papers.items():
         assert {family_of(spelling) for spelling in (paper, paper.lower(), paper.replace(".", ""))} == {family}

@@ -205,13 +205,13 @@ def test_images_that_cannot_be_read_are_listed(tmp_path: Path, started: Callable
     assert ended.code == 0, ended.err
     paths = [str(broken / name) for name in BROKEN]
     assert f"3 training images could not be read, replaced by other images: {', '.join(paths[:3])}." in ended.err
-    assert f"1 test image could not be read, left out: {paths[3]}. Put good images there" in ended.err
+    assert f"1 validation image could not be read, left out: {paths[3]}. Put good images there" in ended.err
     assert events(tmp_path / "run")[-1]["unreadable"] == paths
     assert ended.result["images"] == 11
     tested = call("eval", str(tmp_path / "run"), "--data", str(broken), "--workers", "1")
     assert tested.code == 1, tested.err
     assert f"1 image could not be read and was left out: {paths[3]}. Replace it" in tested.err
-    assert "on 11 test images" in tested.out
+    assert "on 11 images" in tested.out
 
 
 def test_too_many_of_them_stop_a_run(started: Callable[..., list[str]], broken: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from flopping.cost.plan import Case, cases
+from flopping.cost.protocol import plan_records
 from flopping.cost.records import Record, Setting
 
 GOALS: dict[str, dict[str, float]] = {
@@ -21,32 +21,29 @@ SETTINGS = {mode: Setting(mode, "inference", "cpu", "float32", batch=8, threads=
 """The settings that the goals are set for."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A goal, and what was measured."""
 
     name: str
     mode: str
-    goal: float
     speedup: float
-
-    @property
-    def met(self) -> bool:
-        return self.speedup >= self.goal
+    goal: float
 
 
-def goal_cases() -> list[Case]:
+def plan_goals(**origin: Any) -> list[Record]:
     """What has to be measured for all verdicts."""
-    return [c for mode, s in SETTINGS.items() for c in cases([name for name in GOALS if mode in GOALS[name]], [s])]
+    return [
+        record
+        for mode, setting in SETTINGS.items()
+        for record in plan_records([name for name in GOALS if mode in GOALS[name]], [setting], **origin)
+    ]
 
 
 def verdicts(records: Sequence[Record]) -> Iterator[Verdict]:
     """Speed-ups over the baseline of the same run, in the settings that have a goal."""
-    baselines = {(record.run, record.model, record.setting): record for record in records}
+    every = {(record.run, record.model, record.setting): record for record in records}
     for record in records:
         goal = GOALS.get(record.name, {}).get(record.setting.mode)
-        if goal is None or record.setting != SETTINGS[record.setting.mode] or record.baseline is None:
-            continue
-        other = baselines.get((record.run, record.baseline, record.setting))
-        if other is not None and other.timing is not None and record.timing is not None:
-            yield Verdict(record.name, record.setting.mode, goal, other.timing.over(record.timing))
+        x = every.get((record.run, record.baseline or "", record.setting))
+        if goal and x and x.timing and record.timing and record.setting in SETTINGS.values():
+            yield Verdict(record.name, record.setting.mode, x.timing.interval_over(record.timing).value, goal)

@@ -8,29 +8,55 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import monotonic, sleep
+from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any
 
+import torch
+from rich.console import Console
+
+from flopping.cost.timing import interleave
+from flopping.data.batches import detect_lost_workers
+from flopping.data.datasets import open_dataset
 from flopping.errors import RunInterruptedError, RunStoppedError, UsageError, as_usage_error, pluralize
 from flopping.files import atomic_write, folder_lock
-from flopping.lab.experiment.pace import Pace, measure, timed_recipe
+from flopping.lab.bench.bench_loader import WARM, build_trainer, repeat_epochs
 from flopping.lab.experiment.plan import ARMS, Pair, Plan, Run
-from flopping.machine import Machine, this_machine, usable_cores
+from flopping.machine import Machine, this_machine
 from flopping.training.checkpoint import CONFIG
 from flopping.training.job import Job, RunOptions
 from flopping.training.networks import find_checkpoint
+from flopping.training.recipe import About
 from flopping.training.run import is_free
 from flopping.training.run_log import read_log
+from flopping.training.trainer import Trainer
 
 SETTINGS = "experiment.json"
 FORMAT = "flopping-experiment-2"
 FINISHED = "finished.json"
 AGAIN = "The same command goes on from there"
-POLL_SECONDS = 0.05
+ROUNDS = 40
+STEPS = 4
+"""Training steps of each network in a round."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Training images per second of X, and how many times as many E(X) takes: medians over rounds."""
+
+    ordinary: float
+    speedup: float
+    low: float
+    high: float
+    """The 95 % confidence interval of the speed-up."""
+    rounds: int
+    threads: int
+    recipe: str
+    """What was timed, from `timed_recipe`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +66,6 @@ class Finished:
     run: Run
     job: Job
     command: str
-    """What carried it out, with the variables of the environment that it had of its own."""
     classes: int
     wall: float
     """Seconds since it was started or resumed, with compiling, tests and checkpoints."""
@@ -74,20 +99,16 @@ class Experiment:
             return
         with as_usage_error(KeyError, TypeError, AttributeError, ValueError, context=str(path / SETTINGS)):
             found = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-            self.paces = {name: Pace(**pace) for name, pace in found.pop("paces").items()}
-            if {**found, "data": os.path.realpath(found["data"])} != {
-                **self._settings(),
-                "data": os.path.realpath(data),
-            }:
+            paces = {name: Pace(**pace) for name, pace in found.pop("paces").items()}
+            same = os.path.realpath(found["data"]) == os.path.realpath(data)
+            if same and {**found, "data": data} == self._settings():
+                self.paces = paces
+            elif any((path / run.name).exists() for run in plan.runs):
                 was = f"{found['experiment']} with --data {found['data']} --scale {found['scale']:g}"
                 raise UsageError(f"the folder holds {was}: go on with these, or name another folder")
 
     def _settings(self) -> dict[str, object]:
         return {"format": FORMAT, "experiment": self.plan.name, "data": self.data, "scale": self.scale}
-
-    def save(self) -> None:
-        paces = {name: asdict(pace) for name, pace in self.paces.items()}
-        _write_json(self.path / SETTINGS, {**self._settings(), "paces": paces})
 
     def pace(self, pair: Pair) -> Pace | None:
         """The measured pace of a pair, unless its recipe has changed since."""
@@ -99,22 +120,58 @@ class Experiment:
         epochs = max(1, round(run.pair.content.epochs * self.scale))
         return epochs if run.arm != "e-time" else max(1, int(epochs * self.paces[run.pair.name].speedup))
 
-    def command(self, run: Run) -> list[str]:
-        """The arguments of `flopping` that start a run, or resume it."""
-        where = ["--model", run.model, "--data", self.data, "-o", str(self.path / run.name), "--resume"]
-        return ["train", run.pair.recipe, *run.changes(self.epochs(run)), *where]
+    def run(
+        self, options: Sequence[str], machine: RunOptions, say: Callable[[str], None], report: Callable[[], None]
+    ) -> None:
+        """Measure the paces, run all that has not finished, and call `report` after every run."""
+        for split in ("train", "test"):
+            open_dataset(self.data, split)  # data that cannot be read is refused before the folder is created
+        taken = f"another process ({{}}) works in {str(self.path)!r}: wait until it ends"
+        with folder_lock(self.path, taken.format):
+            self._measure(machine, say)
+            runs = self.plan.runs
+            for number, run in enumerate(runs, 1):
+                if self.finished(run) is None:
+                    epochs = pluralize(self.epochs(run), "epoch")
+                    say(f"Run {number} of {len(runs)}: {run.model}, {ARMS[run.arm]}, {epochs}, seed {run.seed}.")
+                    self._train(run, options, machine.device)
+                    report()
 
-    def finish(self, run: Run, words: Sequence[str], variables: Mapping[str, str], wall: float, device: str) -> None:
-        """Record that a run has finished, and what is not in its own files."""
-        folder = self.path / run.name
-        config = json.loads((find_checkpoint(folder) / CONFIG).read_text(encoding="utf-8"))
-        machine = this_machine(device)
-        machine = replace(machine, flags={**variables, **machine.flags})
-        command = " ".join(
-            [*(f"{name}={value}" for name, value in variables.items()), shlex.join(["flopping", *words])]
+    def _measure(self, machine: RunOptions, say: Callable[[str], None]) -> None:
+        for pair in self.plan.pairs:
+            if self.pace(pair) is None:
+                names = f"{pair.model('x')} and {pair.model('e')}"
+                say(f"Timing {names} in turn; they are compiled first: a minute or two.")
+                try:
+                    self.paces[pair.name] = measure_pace(pair, self.data, machine)
+                except KeyboardInterrupt as stop:
+                    raise RunInterruptedError(f"stopped while {names} were timed. {AGAIN}") from stop
+            paces = {name: asdict(pace) for name, pace in self.paces.items()}
+            _write_json(self.path / SETTINGS, {**self._settings(), "paces": paces})
+
+    def _train(self, run: Run, options: Sequence[str], device: str) -> None:
+        """Start or resume a run, wait for it, and record what is not in its own files."""
+        folder, started = self.path / run.name, monotonic()
+        words = ["train", run.pair.recipe, *run.changes(self.epochs(run)), "--model", run.model, "--data", self.data]
+        words += ["-o", str(folder), "--resume", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flopping", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches it through this process only
         )
-        content = {"command": command, "wall": wall, "classes": config["num_classes"], "machine": asdict(machine)}
+        with _forward_signals(process) as received:
+            code = process.wait()
+        if code and received:
+            raise RunInterruptedError(f"stopped in run {run.name}. {AGAIN}")
+        if code:
+            raise RunStoppedError(f"{run.name} ended with code {code}; its output is above. {AGAIN}")
+        config = json.loads((find_checkpoint(folder) / CONFIG).read_text(encoding="utf-8"))
+        content = {"command": shlex.join(["flopping", *words]), "wall": monotonic() - started}
+        content |= {"classes": config["num_classes"], "machine": asdict(this_machine(device))}
         _write_json(folder / FINISHED, content)
+        if received:
+            raise RunInterruptedError(f"stopped after run {run.name}. {AGAIN}")
 
     def finished(self, run: Run) -> Finished | None:
         """The result of a run, if it has finished. It must be the run that the plan asks for now."""
@@ -137,125 +194,51 @@ class Experiment:
         return [found for run in self.plan.runs if (found := self.finished(run)) is not None]
 
 
-@dataclass
-class Child:
-    """A run under way."""
+@contextmanager
+def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM ask the run to save and end; asked twice, it ends at once. Gives the signals received."""
+    received: list[int] = []
 
-    run: Run
-    command: Sequence[str]
-    variables: Mapping[str, str]
-    """Of the environment, beyond this process's own."""
-    process: subprocess.Popen[bytes]
-    started: float
+    def forward(number: int, _: object) -> None:
+        received.append(number)
+        process.terminate()
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-class Runner:
-    """Runs what is left of an experiment, `jobs` runs at a time."""
+def measure_pace(pair: Pair, data: str, machine: RunOptions) -> Pace:
+    """Time training steps of X and E(X) in turn in one process, with reading and augmenting images."""
+    with TemporaryDirectory() as folder, detect_lost_workers(machine.workers):
+        trainers = [
+            build_trainer(Job(pair.content, pair.model(arm), data), machine, Path(folder), Console(quiet=True))
+            for arm in ("x", "e")
+        ]
+        timings = interleave({str(n): _steps(trainer) for n, trainer in enumerate(trainers)}, ROUNDS, WARM)
+    gain = timings["0"].interval_over(timings["1"])
+    speed = STEPS * trainers[0].order.batch_size / timings["0"].median
+    return Pace(speed, *gain, ROUNDS, torch.get_num_threads(), timed_recipe(pair))
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        options: Sequence[str],
-        machine: RunOptions,
-        say: Callable[[str], None],
-        jobs: int = 1,
-    ) -> None:
-        self.experiment, self.options, self.machine, self.say, self.jobs = experiment, options, machine, say, jobs
-        self.children: list[Child] = []
-        self.signals = 0
-        """How many were received."""
 
-    def run(self, report: Callable[[], None]) -> None:
-        """Measure the paces, run all that has not finished, and call `report` after every run."""
-        experiment, runs = self.experiment, self.experiment.plan.runs
-        taken = f"another process ({{}}) works in {str(experiment.path)!r}: wait until it ends"
-        with folder_lock(experiment.path, taken.format):
-            self._measure()
-            waiting = [run for run in runs if experiment.finished(run) is None]
-            with self._forward_signals():
-                while self.children or (waiting and not self.signals):
-                    while waiting and len(self.children) < self.jobs and not self.signals:
-                        self._start(waiting.pop(0))
-                    sleep(POLL_SECONDS)
-                    for child in [child for child in self.children if child.process.poll() is not None]:
-                        self._end(child)
-                        report()
-                if waiting:
-                    raise RunInterruptedError(f"stopped before run {waiting[0].name}. {AGAIN}")
+def timed_recipe(pair: Pair) -> str:
+    """All of a pair's recipe that decides how fast it is: not its header, nor how long and at what rate it learns."""
+    return replace(pair.content, about=About(), epochs=1, warmup_epochs=0.0, lr=1.0, seed=0).to_yaml()
 
-    def _measure(self) -> None:
-        for pair in self.experiment.plan.pairs:
-            if self.experiment.pace(pair) is None:
-                names = f"{pair.model('x')} and {pair.model('e')}"
-                self.say(f"Timing {names} in turn; they are compiled first: a minute or two.")
-                try:
-                    self.experiment.paces[pair.name] = measure(pair, self.experiment.data, self.machine)
-                except KeyboardInterrupt as stop:
-                    raise RunInterruptedError(f"stopped while {names} were timed. {AGAIN}") from stop
-            self.experiment.save()
 
-    def _start(self, run: Run) -> None:
-        """Start a run. Of several side by side, each has its share of the cores and a file for its output."""
-        runs, epochs = self.experiment.plan.runs, pluralize(self.experiment.epochs(run), "epoch")
-        self.say(f"Run {1 + runs.index(run)} of {len(runs)}: {run.model}, {ARMS[run.arm]}, {epochs}, seed {run.seed}.")
-        command, variables = [*self.experiment.command(run), *self.options], {}
-        if self.jobs > 1:
-            share = usable_cores() // self.jobs
-            if "OMP_NUM_THREADS" not in os.environ:
-                variables = {"OMP_NUM_THREADS": str(max(1, share))}
-            if "--workers" not in command:
-                command += ["--workers", str(max(0, min(share - 1, self.machine.workers)))]
-        with open(self._output(run), "ab") if self.jobs > 1 else nullcontext() as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "flopping", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=output,
-                env={**os.environ, **variables},
-                start_new_session=True,  # Ctrl-C reaches it through this process only
-            )
-        self.children.append(Child(run, command, variables, process, monotonic()))
+def _steps(trainer: Trainer) -> Callable[[], float]:
+    """A few training steps, done when their last loss is known."""
+    batches = repeat_epochs(trainer.source)
 
-    def _output(self, run: Run) -> Path:
-        return self.experiment.path / f"{run.name}.txt"
+    def run() -> float:
+        for _ in range(STEPS):
+            loss = trainer.learner.step(0, 0, batches)
+        return loss.item()
 
-    def _end(self, child: Child) -> None:
-        """Record a run that has finished. If one has failed, stop the others, which save, and raise."""
-        code = child.process.wait()
-        self.children.remove(child)
-        if code == 0:
-            wall = monotonic() - child.started
-            self.experiment.finish(child.run, child.command, child.variables, wall, self.machine.device)
-            return
-        interrupted = self.signals > 0
-        if not interrupted:
-            self._stop()
-        while self.children:
-            other = self.children[0]
-            if other.process.wait() == 0:
-                self._end(other)
-            else:
-                self.children.remove(other)
-        if interrupted:
-            raise RunInterruptedError(f"stopped in run {child.run.name}. {AGAIN}")
-        where = "above" if self.jobs == 1 else f"in {str(self._output(child.run))!r}"
-        raise RunStoppedError(f"{child.run.name} ended with code {code}; its output is {where}. {AGAIN}")
-
-    def _stop(self) -> None:
-        """Ask all runs to save and end; asked twice, they end at once."""
-        self.signals += 1
-        for child in self.children:
-            child.process.terminate()
-
-    @contextmanager
-    def _forward_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM stop the runs; no other run is started."""
-        before = {number: signal.signal(number, lambda *_: self._stop()) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    return run
 
 
 def _write_json(path: Path, content: object) -> None:

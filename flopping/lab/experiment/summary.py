@@ -11,9 +11,8 @@ from flopping.cost.count import count
 from flopping.errors import pluralize
 from flopping.files import atomic_write
 from flopping.lab.drawing import BACKGROUND, COLOURS, INK, finished, panels, render, style
-from flopping.lab.experiment.pace import STEPS, Pace
 from flopping.lab.experiment.plan import ARMS, Pair
-from flopping.lab.experiment.runs import Experiment, Finished
+from flopping.lab.experiment.runs import STEPS, Experiment, Finished, Pace
 from flopping.lab.pages import render_template
 from flopping.lab.report.tables import describe, digits
 from flopping.training.networks import build

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import isfinite
 from typing import Any
 
-from flopping.cost.records import Record, latest
+from flopping.cost.records import Record
 from flopping.cost.timing import Interval, Timing
 from flopping.models.paper import family, results
 
@@ -111,6 +111,24 @@ def compare(records: Sequence[Record]) -> list[Row]:
         baseline = None if r.baseline in (None, r.model) else every.get((r.run, r.setting, r.input_size, r.baseline))
         rows.append(Row(r, baseline))
     return [row for group in groups(rows) for row in _sorted(group)]
+
+
+def latest(records: Sequence[Record]) -> list[Record]:
+    """Of several records of one network in one setting on one machine, the one to show.
+
+    That is the last complete one, else the last with some figures, else the last.
+    """
+    found: dict[object, Record] = {}
+    for record in records:
+        machine = record.machine
+        key = record.model, record.setting, record.input_size, machine.processor, machine.cores, machine.gpu
+        if key not in found or _completeness(record) >= _completeness(found[key]):
+            found[key] = record
+    return list(found.values())
+
+
+def _completeness(record: Record) -> int:
+    return 0 if not record.seconds else 1 if record.problem else 2
 
 
 def groups(rows: Sequence[Row]) -> list[list[Row]]:

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from flopping.cost.overview import Row as Cost
-from flopping.cost.overview import count_network as cost_of
+from flopping.cost.overview import count_network
 from flopping.lab.drawing import (
     BACKGROUND,
     COLOURS,
@@ -39,7 +39,7 @@ def paper_costs(progress: Callable[[], object] | None = None) -> list[Cost]:
     """What all networks of the paper's table cost, counted now."""
     found = []
     for paper in results():
-        found.append(cost_of(paper_names()[paper], paper))
+        found.append(count_network(paper_names()[paper], paper))
         if progress is not None:
             progress()
     return found

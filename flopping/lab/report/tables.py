@@ -29,8 +29,8 @@ MEANING = (
     " clock saves all that the count saves.",
     "Networks of a run take turns. Times are per batch, and IQR is their inter-quartile range; parameters in millions,"
     " FLOPs (paper's convention) in G per image, peak memory in MB of 10^6 bytes: on a GPU the allocator's, on a CPU"
-    " what a network holds and by how much the resident set grows while it runs. Compile s is from an empty cache, with"
-    " others compiling beside it. The interval covers the noise within a run.",
+    " what a network holds and by how much the resident set grows while it runs. Compile s is from an empty cache."
+    " The interval covers the noise within a run.",
     "Only ratios within one run are comparable: machines, days and settings differ. The paper's columns are of one"
     " A100-40GB at batch 64, compiled, in mixed precision.",
 )
@@ -70,8 +70,8 @@ class Column:
     paper: bool = False
     whole: Callable[[Mapping[str, Any]], str] | None = None
     """Writes several figures, instead of `write`."""
-    terminal: bool = True
-    """Whether the terminal shows it, which has less room."""
+    narrow: bool = False
+    """Whether it is among the few that fit 80 columns of a terminal."""
 
     @property
     def label(self) -> str:
@@ -91,22 +91,22 @@ class Column:
 
 
 COLUMNS = (
-    Column("params M", "params", lambda value: digits(value / 1e6) if value else "", terminal=False),
-    Column("params M", "paper_params_m", paper=True, terminal=False),
-    Column("im/s", "throughput", digits),
+    Column("params M", "params", lambda value: digits(value / 1e6) if value else ""),
+    Column("params M", "paper_params_m", paper=True),
+    Column("im/s", "throughput", digits, narrow=True),
     Column("im/s", "paper_throughput", "{:.0f}".format, paper=True),
     Column("ms (IQR)", "ms", whole=_time),
-    Column("speed-up", "speedup", whole=_speedup),
-    Column("speed-up", "paper_speedup", "{:.2f}".format, paper=True),
+    Column("speed-up", "speedup", whole=_speedup, narrow=True),
+    Column("speed-up", "paper_speedup", "{:.2f}".format, paper=True, narrow=True),
     Column("FLOPs G", "flops", lambda value: digits(value / 1e9)),
     Column("FLOPs G", "paper_flops_g", paper=True),
-    Column("FLOPs X/E", "flop_ratio", "{:.2f}".format),
+    Column("FLOPs X/E", "flop_ratio", "{:.2f}".format, narrow=True),
     Column("efficiency", "efficiency", "{:.2f}".format),
     Column("efficiency", "paper_efficiency", "{:.2f}".format, paper=True),
-    Column("memory MB", "memory_mb", lambda value: digits(value, 3)),
+    Column("memory MB", "memory_mb", lambda value: digits(value, 3), narrow=True),
     Column("memory MB", "paper_memory_mb", "{:.0f}".format, paper=True),
     Column("compile s", "compile_seconds", lambda value: digits(value, 3)),
-    Column("top-1 %", "paper_top1", paper=True, terminal=False),
+    Column("top-1 %", "paper_top1", paper=True),
 )
 
 
@@ -123,11 +123,11 @@ class Table:
     notes: list[str]
 
 
-def make_tables(rows: Sequence[Row], terminal: bool = False) -> list[Table]:
+def make_tables(rows: Sequence[Row], narrow: bool = False) -> list[Table]:
     """A table for each setting and machine, with the columns in which some row has a figure."""
     found = []
     for group in groups(rows):
-        columns = [c for c in COLUMNS if (c.terminal or not terminal) and any(c.cell(row) for row in group)]
+        columns = [c for c in COLUMNS if (c.narrow or not narrow) and any(c.cell(row) for row in group)]
         problems: list[str] = []
         families = []
         for family, members in groupby(group, attrgetter("family")):
@@ -148,30 +148,25 @@ def make_tables(rows: Sequence[Row], terminal: bool = False) -> list[Table]:
     return found
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    """Print the tables on lines that are as long as they need: names and figures are never cut."""
-    tables = make_tables(rows, terminal=True)
-    grids = [_grid(table) for table in tables]
-    endless = console.options.update(max_width=10_000)
-    console.width = max(console.width, *(Measurement.get(console, endless, grid).maximum for grid in grids))
-    for table, grid in zip(tables, grids, strict=True):
-        console.print(grid, *map(Text, table.notes), "", sep="\n")
+def show(rows: Sequence[Row], console: Console, wide: bool = False) -> None:
+    """Print the tables, with the columns that fit 80 characters or with all; names and figures are never cut."""
+    for table in make_tables(rows, narrow=not wide):
+        grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        grid.add_column("model", no_wrap=True)
+        for column in table.columns:
+            style = "dim" if column.paper else ""
+            words = "paper" if column.paper else column.heading.replace(" ", "\n", 1)
+            grid.add_column(Text(words, style=style), justify="right", no_wrap=True, style=style)
+        for _, lines in table.families:
+            for line in lines:
+                grid.add_row(*map(Text, line))
+            grid.add_section()
+        console.print(Text(table.title, style="bold"))
+        needed = Measurement.get(console, console.options.update(max_width=10_000), grid).maximum
+        console.width = max(console.width, needed)
+        console.print(grid)
+        console.print(*map(Text, table.notes), "", sep="\n")
     console.print(*map(Text, closing(rows)), sep="\n")
-
-
-def _grid(table: Table) -> Grid:
-    heading = Text(table.title, style="bold")
-    grid = Grid(title=heading, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    grid.add_column("model", no_wrap=True)
-    for column in table.columns:
-        style = "dim" if column.paper else ""
-        words = "paper" if column.paper else column.heading.replace(" ", "\n", 1)
-        grid.add_column(Text(words, style=style), justify="right", no_wrap=True, style=style)
-    for _, lines in table.families:
-        for line in lines:
-            grid.add_row(*map(Text, line))
-        grid.add_section()
-    return grid
 
 
 def markdown(rows: Sequence[Row]) -> str:

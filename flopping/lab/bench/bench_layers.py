@@ -99,7 +99,7 @@ def bench_layers(
         for pair in table:
             bar = pair.bars.get(mode) if (width, group) == GOALS_FOR else None
             x, e = timings[f"{pair.name} ordinary"], timings[f"{pair.name} equivariant"]
-            yield Result(pair.name, mode, 1e3 * x.median, 1e3 * e.median, x.over(e), bar)
+            yield Result(pair.name, mode, 1e3 * x.median, 1e3 * e.median, x.interval_over(e).value, bar)
 
 
 def caption(width: int, repeats: int) -> str:

@@ -1,0 +1,146 @@
+"""The inference form of a network: constants are part of the weights beside them.
+
+For a linear layer y = W x + b, with constants c and d per channel:
+
+- c (W x + b) = (c W) x + c b: a layer scale, the factor of a change of basis before an activation
+- W (c x + d) + b = (W c) x + (W d + b): scale and shift of a norm, the factor after an activation, that of a fold
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from flopping.functional.grid import Fold
+from flopping.models.convnext import ConvNeXtBlock
+from flopping.models.mlp_mixer import OrientedMlp, ResMlpBlock
+from flopping.nn import (
+    Affine,
+    DepthwiseConv2d,
+    Downsample,
+    LayerNorm,
+    LayerScale,
+    Linear,
+    Mlp,
+    OrientedBias,
+    PatchEmbed,
+    PosEmbed,
+    TokenMix,
+    TransformerBlock,
+)
+
+M = TypeVar("M", bound=nn.Module)
+Scales = Sequence[Tensor | None]
+"""A factor per copy of each irrep; None for 1."""
+
+
+@torch.no_grad()
+def fuse(model: M) -> M:
+    """A copy of a network for inference: the same function with fewer operations.
+
+    Affine parts of norms, layer scales and the factors of changes of basis are folded into the weights of linear
+    layers; positions, filters and mixing matrices are built once. The network itself stays as it is, and can go on
+    training; the state dict of the copy is not one of the network.
+
+    >>> from flopping.models import ConvNeXt
+    >>> model = ConvNeXt(depths=(1,), dims=(8,), num_classes=10).eval()
+    >>> image = torch.randn(2, 3, 32, 32)
+    >>> bool(torch.allclose(fuse(model)(image), model(image), atol=1e-5))
+    True
+    """
+    fused = copy.deepcopy(model).eval().requires_grad_(False)
+    for layer in list(fused.modules()):
+        if isinstance(layer, TransformerBlock):
+            _fold_norm(layer, "norm1", layer.attn.qkv)
+            _fold_norm(layer, "norm2", layer.mlp.fc1)
+            _fold_scale(layer, "ls1", layer.attn.proj)
+            _fold_scale(layer, "ls2", layer.mlp.fc2)
+        elif isinstance(layer, ConvNeXtBlock):
+            _fold_norm(layer, "norm", layer.mlp.fc1)
+            _fold_scale(layer, "gamma", layer.mlp.fc2)
+        elif isinstance(layer, ResMlpBlock):
+            _fold_norm(layer, "norm2", layer.mlp_channels.fc1)
+            _fold_scale(layer, "ls2", layer.mlp_channels.fc2, layer.mlp_channels.shift2)
+        elif isinstance(layer, Mlp):
+            _fold_activation(layer)
+        elif isinstance(layer, PatchEmbed | Downsample):
+            _fold_factor_of_fold(layer)
+        elif isinstance(layer, PosEmbed | DepthwiseConv2d | TokenMix):
+            layer.materialise_()
+    return fused
+
+
+def _fold_norm(block: nn.Module, name: str, after: Linear) -> None:
+    """Scale and shift of a norm, or of an affine layer, into the linear layer behind it."""
+    norm = getattr(block, name)
+    if isinstance(norm, LayerNorm) and norm.weight is not None:
+        _scale_inputs(after, _by_irrep(after, norm.weight), norm.bias)
+        norm.weight = norm.bias = None
+    elif isinstance(norm, Affine):
+        _scale_inputs(after, _by_irrep(after, norm.alpha), norm.beta)
+        setattr(block, name, nn.Identity())
+
+
+def _fold_scale(block: nn.Module, name: str, before: Linear, shift: OrientedBias | None = None) -> None:
+    """A layer scale into the linear layer in front of it, and the shifts between them."""
+    scale = getattr(block, name)
+    if isinstance(scale, LayerScale):
+        _scale_outputs(before, _by_irrep(before, scale.gamma), shift)
+        setattr(block, name, nn.Identity())
+
+
+def _fold_activation(mlp: Mlp) -> None:
+    """The factors of the changes of basis around an activation, for groups whose irreps all have one dimension."""
+    layout, group = mlp.hidden, mlp.hidden.group
+    if group.order == 1 or not layout.copies or any(irrep.dim > 1 for irrep in group.irreps) or not mlp.act.scaled:
+        return
+    factor = torch.full((layout.copies,), group.order**-0.5)
+    scales = [torch.cat([factor, torch.ones(layout.extra)]), *[factor] * (group.order - 1)]
+    _scale_outputs(mlp.fc1, scales, mlp.shift1 if isinstance(mlp, OrientedMlp) else None)
+    _scale_inputs(mlp.fc2, scales)
+    mlp.act.scaled = False
+
+
+def _fold_factor_of_fold(layer: PatchEmbed | Downsample) -> None:
+    fold = layer.fold
+    if fold.scaled and fold.group.mirrors_only and fold.group.order > 1:
+        layer.fold = Fold(fold.group, fold.grid, fold.dim, scaled=False)
+        _scale_inputs(layer.proj, [torch.tensor(fold.group.order**-0.5)] * len(fold.group.irreps))
+
+
+def _by_irrep(layer: Linear, values: nn.ParameterDict) -> Scales:
+    return [values.get(name) for name in layer.names]
+
+
+def _scale_inputs(layer: Linear, scales: Scales, shift: Tensor | None = None) -> None:
+    """Make a layer take x for what was scale * x + shift; the shift is one of the trivial irrep."""
+    for i, (block, scale) in enumerate(zip(_blocks(layer), scales, strict=True)):
+        if block is None:
+            continue
+        if i == 0 and shift is not None:
+            more = block.weight.double() @ shift.double()
+            more = more if block.bias is None else more + block.bias.double()
+            block.bias = nn.Parameter(more.to(block.weight.dtype), requires_grad=False)
+        if scale is not None:
+            block.weight.copy_(block.weight.double() * scale.double())
+
+
+def _scale_outputs(layer: Linear, scales: Scales, shift: OrientedBias | None = None) -> None:
+    """Make a layer give scale * y for what was y; with the shifts that are added to y."""
+    for name, block, scale, degree in zip(layer.names, _blocks(layer), scales, layer.degrees, strict=True):
+        if scale is None or block is None:
+            continue
+        rows = scale.double().repeat(degree)
+        block.weight.copy_(block.weight.double() * rows[:, None])
+        for bias in (block.bias, shift.bias[name] if shift is not None and name in shift.bias else None):
+            if bias is not None:
+                bias.copy_(bias.double() * scale.double())
+
+
+def _blocks(layer: Linear) -> list[Any]:
+    """The matrix of each irrep; None where an irrep has none."""
+    return [getattr(layer, name, None) for name in layer.names]

@@ -1,0 +1,316 @@
+"""ResNet: residual blocks of ordinary convolutions, at half of the multiply-adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod, sqrt
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flopping import functional
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_symbolic
+from flopping.functional import Pointwise
+from flopping.functional.grid import Grid
+from flopping.functional.window import AXES, mirrored_axes
+from flopping.groups import Group
+from flopping.models.backbone import Backbone, linear_or_identity, run
+from flopping.models.convnext import Stage
+from flopping.models.initialise import initialise
+from flopping.models.schedule import Handoffs, Schedule
+from flopping.nn import Activation, AvgPool2d, BatchNorm, Conv2d, DropPath, MaxPool2d, Module
+from flopping.nn.activation import pointwise_function
+from flopping.nn.drop import probability
+
+EXPANSION = 4
+"""A bottleneck gives this many times the width of its 3 x 3 convolution."""
+
+
+class ResidualBlock(Module):
+    """act(x + branch(x)) on maps; the branch is 3 x 3, 3 x 3, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
+
+    Behind every convolution stands a batch norm, and between them an activation. Where stride or width change, the
+    shortcut is a 1 x 1 convolution, behind a pooling with `shortcut_pool` places if that is given. `invariant_only`,
+    for a block before an invariant hand-off: the result has the trivial irrep only.
+
+    >>> layout = Layout.regular("flop", 8)
+    >>> block = ResidualBlock(layout, layout, layout * 2, stride=2, bottleneck=True)
+    >>> [tuple(part.shape) for part in block(layout.random(2, 5, 7))]
+    [(2, 3, 4, 8), (2, 3, 4, 8)]
+    """
+
+    in_layout: Layout
+    leading = 3
+
+    def __init__(
+        self,
+        in_layout: Layout,
+        width: Layout,
+        out: Layout,
+        *,
+        stride: int = 1,
+        bottleneck: bool = False,
+        shortcut_pool: int | None = None,
+        drop_path: float = 0.0,
+        eps: float = 1e-5,
+        function: Pointwise = F.relu,
+        invariant_only: bool = False,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
+        super().__init__(in_layout, out.invariant_part if invariant_only else out)
+        self.invariant_only = invariant_only
+
+        def convolve(before: Layout, after: Layout, kernel: int, step: int) -> tuple[Conv2d, BatchNorm]:
+            conv = Conv2d(before, after, kernel, step, kernel // 2, bias=False, device=device, dtype=dtype)
+            return conv, BatchNorm(after, eps, device=device, dtype=dtype)
+
+        steps = [(in_layout, width, 3, stride), (width, out, 3, 1)]
+        if bottleneck:
+            steps = [(in_layout, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1)]
+        self.count = len(steps)
+        for i, step in enumerate(steps, 1):
+            conv, norm = convolve(*step)
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"bn{i}", norm)
+            self.add_module(f"act{i}", Activation(step[1], function))
+        self.drop_path = DropPath(out, drop_path)
+        self.downsample: nn.Module = nn.Identity()
+        if (stride > 1 or in_layout != out) and shortcut_pool is None:
+            self.downsample = nn.Sequential(*convolve(in_layout, out, 1, stride))
+        elif stride > 1 or in_layout != out:
+            pool = shortcut_pool or 1
+            mean = AvgPool2d(in_layout, pool, stride, (pool - 1) // 2, count_include_pad=False)
+            self.downsample = nn.Sequential(mean if stride > 1 else nn.Identity(), *convolve(in_layout, out, 1, 1))
+
+    @property
+    def last_norm(self) -> BatchNorm:
+        """The last norm of the branch."""
+        norm: BatchNorm = getattr(self, f"bn{self.count}")
+        return norm
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "ResidualBlock", self.leading)
+        shortcut = self.downsample(x)
+        for i in range(1, self.count + 1):
+            x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
+            if i < self.count:
+                x = getattr(self, f"act{i}")(x)
+        out: Feature = getattr(self, f"act{self.count}")(functional.add(self.drop_path(x), shortcut))
+        return functional.invariant_only(out) if self.invariant_only else out
+
+
+class ResNet(Backbone):
+    """ResNet for groups with 1-dimensional irreps; `group="trivial"` is timm's, with the same weights.
+
+    `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
+    taken behind the stem and behind every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3) or
+    "small" (one 3 x 3 without stride and no pooling, for small images). `avg_down` puts a mean before the convolution
+    of a shortcut: over 2 x 2 places in an ordinary network, as in timm, over 3 x 3 in others, which need odd sizes.
+    `handoffs` counts blocks through all stages; other arguments as for `VisionTransformer`.
+
+    Its kernels are odd and its strides 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225, of
+    which 113, 57, 29, 15 and 8 places are left.
+
+    >>> model = ResNet(depths=(1, 1), widths=(8, 16), stem_width=8, num_classes=10).eval()
+    >>> x = torch.randn(2, 3, 33, 49)
+    >>> bool(torch.allclose(model(x), model(x.flip(-1)), atol=1e-5)), tuple(model.forward_features(x).shape)
+    (True, (2, 64, 5, 7))
+    """
+
+    global_pools = ("avg", "")
+    timm_renames = ((r"^(layer\d+)\.blocks\.", r"\1."),)
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        depths: Sequence[int] = (3, 4, 6, 3),
+        widths: Sequence[int] = (64, 128, 256, 512),
+        bottleneck: bool = True,
+        stem_type: Literal["", "deep", "small"] = "",
+        stem_width: int = 64,
+        avg_down: bool = False,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_eps: float = 1e-5,
+        act_layer: str | Pointwise = "relu",
+        zero_init_last: bool = True,
+        group: str | Group = "flop",
+        handoffs: Handoffs | None = None,
+        invariant_share: float = 0.0,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
+        super().__init__(num_classes, in_chans, drop_rate, global_pool)
+        if len(depths) != len(widths) or not depths or min(depths) < 1:
+            raise ValueError(f"every stage has a depth and a width, got depths={depths}, widths={widths}")
+        if stem_type not in ("", "deep", "small"):
+            raise ValueError(f"stem_type is '', 'deep' or 'small', got {stem_type!r}")
+        schedule = Schedule(group, sum(depths), handoffs, invariant_share)
+        rates = torch.linspace(0, probability(drop_path_rate), sum(depths), device="cpu").tolist()
+        function = pointwise_function(act_layer)
+        self.zero_init_last = zero_init_last
+        self.first_group = schedule.first.group
+        shortcut_pool = (2 if self.first_group.order == 1 else 3) if avg_down else None
+
+        layout = schedule.first.layout(stem_width)
+        self.conv1 = self._stem(
+            stem_type, layout, schedule.first.layout(stem_width // 2), norm_eps, function, device, dtype
+        )
+        self.bn1 = BatchNorm(layout, norm_eps, device=device, dtype=dtype)
+        self.act1 = Activation(layout, function)
+        pooled = stem_type != "small"
+        # activation and pooling in one, which changes the basis once
+        self.maxpool = MaxPool2d(layout, 3, 2, 1, function) if pooled else Activation(layout, function)
+        strides = [(4 if pooled else 1, True)]  # of each layer, and whether it follows the group
+        self.layouts = [layout]
+        self.stage_count = len(depths)
+        dim = stem_width
+        for stage, (width, end) in enumerate(zip(widths, accumulate(depths), strict=True)):
+            blocks, within = [], {}
+            for b in range(end - depths[stage], end):
+                first = b == end - depths[stage]
+                if b in schedule.handoffs:
+                    within[b - end + depths[stage]] = schedule.handoff(b, dim, device=device, dtype=dtype)
+                stride = 2 if stage and first else 1
+                segment, out = schedule.segments[b], width * (EXPANSION if bottleneck else 1)
+                strides.append((stride, bool(mirrored_axes(segment.group))))
+                blocks.append(
+                    ResidualBlock(
+                        segment.layout(dim),
+                        segment.layout(width),
+                        segment.layout(out),
+                        stride=stride,
+                        bottleneck=bottleneck,
+                        shortcut_pool=shortcut_pool,
+                        drop_path=rates[b],
+                        eps=norm_eps,
+                        function=function,
+                        invariant_only=schedule.layout_out(b, out) != segment.layout(out),
+                        device=device,
+                        dtype=dtype,
+                    )
+                )
+                dim = out
+            self.add_module(f"layer{stage + 1}", Stage(nn.Identity(), blocks, within))
+            self.layouts.append(schedule.layout_out(end - 1, dim))
+        self.reduction = prod(stride for stride, _ in strides)
+        self.mirrored_reduction = prod(stride for stride, mirrored in strides if mirrored)
+        self.even_sizes_only = shortcut_pool == 2
+        self.feature_info = [
+            {"module": f"layer{i}" if i else "act1", "num_chs": layout.dim, "reduction": self._reduction_of(i, pooled)}
+            for i, layout in enumerate(self.layouts)
+        ]
+        self.num_features = self.layouts[-1].dim
+        self.head_hidden_size = self.layouts[-1].multiplicities[0]
+        self.head_drop = nn.Dropout(drop_rate)
+        self._new_classifier(device, dtype)
+        self._init_weights()
+
+    def _stem(
+        self, kind: str, layout: Layout, half: Layout, eps: float, act: Pointwise, device: Device, dtype: Dtype
+    ) -> nn.Module:
+        def conv(before: Layout | int, after: Layout, kernel: int, stride: int) -> Conv2d:
+            return Conv2d(before, after, kernel, stride, kernel // 2, bias=False, device=device, dtype=dtype)
+
+        if kind != "deep":
+            return conv(self.in_chans, layout, *((3, 1) if kind == "small" else (7, 2)))
+        layers: list[nn.Module] = []
+        for before in (self.in_chans, half):
+            norm = BatchNorm(half, eps, device=device, dtype=dtype)
+            layers += [conv(before, half, 3, 1 if layers else 2), norm, Activation(half, act)]
+        return nn.Sequential(*layers, conv(half, layout, 3, 1))
+
+    @staticmethod
+    def _reduction_of(feature: int, pooled: bool) -> int:
+        """Pixels for one place behind the stem (0) and behind every stage."""
+        before = 2 if pooled and not feature else 4 if pooled else 1
+        return int(before * 2 ** max(feature - 1, 0))
+
+    @torch.no_grad()
+    def _init_weights(self) -> None:
+        initialise(self, "scaled", skip=self.fc, head_dim=self.num_features)
+        # the means of ReLUs are all in the even channels, which are as long as all channels of the ordinary network
+        for parameter in self.fc.parameters():
+            parameter.mul_(sqrt(self.head_hidden_size / self.num_features))
+        for block in self.modules():
+            if isinstance(block, ResidualBlock) and self.zero_init_last:
+                for weight in block.last_norm.weight.values():
+                    nn.init.zeros_(weight)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Those that are there."""
+        return [getattr(self, f"layer{i + 1}") for i in range(self.stage_count)]
+
+    @property
+    def stage_layers(self) -> list[list[nn.Module]]:
+        stages: list[list[nn.Module]] = [[stage] for stage in self.stages]
+        if stages:
+            stages[0].insert(0, self.maxpool)
+        return [[self.bn1], *stages]
+
+    def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
+        return super()._packed(x if stage else self.act1(x), stage, norm)
+
+    def _run(self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None) -> Feature:
+        return run(layers, x, False, read)  # a stage does it, block by block
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        super().set_grad_checkpointing(enable)
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    def _prune(self, stages: int) -> None:
+        for i in range(stages - 1, self.stage_count):
+            delattr(self, f"layer{i + 1}")
+        self.stage_count = stages - 1
+
+    def grid_of(self, img_size: Grid) -> Grid:
+        return -(-img_size[0] // self.reduction), -(-img_size[1] // self.reduction)
+
+    def embed(self, image: Tensor) -> Feature:
+        if not is_symbolic(image) and image.dim() == 4:
+            self._check_size((image.shape[2], image.shape[3]))
+        out: Feature = self.conv1(image)
+        return out
+
+    def _check_size(self, size: Grid) -> None:
+        """Refuse what some layer would refuse, in terms of the image."""
+        step, total = self.mirrored_reduction, self.reduction
+        for axis in mirrored_axes(self.first_group):
+            low = (size[axis] - 1) // step * step + 1
+            if size[axis] != low:
+                raise ValueError(
+                    f"ResNet: a {AXES[axis]} of {size[axis]} pixels: its strides keep {self.first_group} where it is a"
+                    f" multiple of {step} plus 1, e.g. {low} or {low + step}; other sizes need even kernels, or"
+                    " group='trivial'"
+                )
+        if self.even_sizes_only and any(n % total for n in size):
+            raise ValueError(f"ResNet: an ordinary network with avg_down takes multiples of {total} pixels, got {size}")
+
+    def finish(self, x: Feature) -> Tensor:
+        return self._packed(x, self.stage_count, norm=False).permute(0, 3, 1, 2)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How parameters are grouped by depth, for layer-wise learning rates."""
+        fine = [(r"^layer(\d+)\.(?:blocks|handoffs)\.(\d+)", None)]
+        return {"stem": r"^conv1|^bn1", "blocks": r"^layer(\d+)" if coarse else fine}
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+    def _new_classifier(self, device: Device, dtype: Dtype) -> None:
+        self.fc = linear_or_identity(self.head_hidden_size, self.num_classes, device, dtype).train(self.training)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits from the even channels, of their mean or, without pooling, of every place."""
+        even = x.narrow(1, 0, self.head_hidden_size)
+        pooled = self.head_drop(even.mean((2, 3)) if self.global_pool else even.permute(0, 2, 3, 1))
+        logits: Tensor = pooled if pre_logits else self.fc(pooled)
+        return logits if self.global_pool else logits.permute(0, 3, 1, 2)

@@ -1,0 +1,73 @@
+"""Compiled blocks: one graph for each kind of block, one more for other batches, and the same logits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import timm
+import torch
+from torch._dynamo.utils import counters
+
+import flopping
+from flopping.testing import randomize_, relative_error
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler, none found"
+)
+
+
+@pytest.mark.parametrize("name", ["deit3_flop_hybrid_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_iso_test"])
+def test_one_graph_for_each_kind(name: str) -> None:
+    """Kinds: blocks before and behind a hand-off, and the last block, which computes less."""
+    model = randomize_(timm.create_model(name)).eval()
+    kinds = 3 if "hybrid" in name else 2
+    torch.compiler.reset()
+    counters.clear()
+    compiled = flopping.compile_blocks(flopping.fuse(model), backend="aot_eager", fullgraph=True)
+    found = []
+    with torch.no_grad():
+        for batch in (2, 3, 5):
+            image = torch.randn(batch, 3, 64, 64)
+            assert relative_error(compiled(image), model(image)) < 1e-5
+            found.append(counters["stats"]["unique_graphs"])
+    assert found == [kinds, 2 * kinds, 2 * kinds]
+    assert not counters["graph_break"]
+
+
+@needs_compiler
+def test_operations_compiled_one_by_one() -> None:
+    """The switch holds until it is turned off."""
+    model = randomize_(timm.create_model("deit3_flop_test_patch16_64", depth=2)).eval()
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(image)
+        flopping.compile_operations()
+        counters.clear()
+        try:
+            assert relative_error(model(image), expected) < 1e-5
+            assert counters["stats"]["unique_graphs"] > 0
+            compiled = counters["stats"]["calls_captured"]
+        finally:
+            flopping.compile_operations(False)
+        assert torch.equal(model(image), expected)
+        assert counters["stats"]["calls_captured"] == compiled
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks at it
+def test_training_with_compiled_operations() -> None:
+    model = randomize_(timm.create_model("resmlp_flop_test_64", depth=1)).train()
+    image = torch.randn(2, 3, 64, 64)
+    gradients = []
+    for switch in (False, True):
+        flopping.compile_operations(switch)
+        try:
+            model.zero_grad()
+            model(image).square().sum().backward()
+        finally:
+            flopping.compile_operations(False)
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())

@@ -1,0 +1,97 @@
+"""The inference form of networks: the same logits, as equivariant, and fewer operations."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flopping
+from flopping import nn as fnn
+from flopping.models import ConvNeXt, ResMlp, VisionTransformer
+from flopping.testing import assert_equivariant, randomize_, relative_error
+
+SMALL = {"embed_dim": 16, "depth": 2, "num_classes": 5, "img_size": 32, "patch_size": 8}
+NETWORKS = {
+    **{
+        f"vit {group}": partial(VisionTransformer, **SMALL, num_heads=2, group=group)
+        for group in ("trivial", "flop", "flipflop", "rot90")
+    },
+    "vit octic": lambda: VisionTransformer(**{**SMALL, "embed_dim": 32}, num_heads=2, group="octic"),
+    "vit without bias": lambda: VisionTransformer(**SMALL, num_heads=2, qkv_bias=False, init_values=None),
+    "vit of any size": lambda: VisionTransformer(**SMALL, num_heads=2, dynamic_img_size=True),
+    "vit, more even": lambda: VisionTransformer(**{**SMALL, "embed_dim": 24}, num_heads=4, invariant_share=1 / 3),
+    "vit hybrid": lambda: VisionTransformer(**SMALL, num_heads=2, handoffs={1: "hybrid"}),
+    "vit invariant": lambda: VisionTransformer(**SMALL, num_heads=2, handoffs={1: "invariant"}),
+    "vit, mean": lambda: VisionTransformer(**SMALL, num_heads=2, global_pool="avg"),
+    **{f"resmlp {g}": lambda g=g: ResMlp(**SMALL, init_values=0.1, group=g) for g in ("trivial", "flop", "flipflop")},
+    "resmlp invariant": lambda: ResMlp(**SMALL, init_values=0.1, handoffs={1: "invariant"}),
+    "convnext": lambda: ConvNeXt(depths=(1, 2), dims=(8, 16), num_classes=5, init_values=0.1),
+    "convnext isotropic": lambda: ConvNeXt(depths=(2,), dims=(16,), patch_size=8, num_classes=5, init_values=None),
+}
+LARGER = {"vit of any size": 40}
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def operations(model: nn.Module, image: torch.Tensor) -> int:
+    with torch.no_grad(), Operations() as found:
+        model(image)
+    return found.number
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_same_logits_with_fewer_operations(name: str) -> None:
+    torch.manual_seed(0)
+    model = randomize_(NETWORKS[name]()).train()
+    size = LARGER.get(name, 32)
+    image = torch.randn(2, 3, size, size)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    fused = flopping.fuse(model)
+    assert model.training
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items())
+    assert not fused.training
+    assert not any(p.requires_grad for p in fused.parameters())
+    model.eval()
+    with torch.no_grad():
+        assert relative_error(fused(image), model(image)) < 1e-5
+        assert relative_error(fused.forward_features(image), model.forward_features(image)) < 1e-5
+        assert relative_error(flopping.fuse(fused)(image), model(image)) < 1e-5
+    assert operations(fused, image) < operations(model, image) or "trivial" in name
+    if "hybrid" not in name and "trivial" not in name:
+        assert_equivariant(fused, image)
+
+
+def test_nothing_is_left_to_fold() -> None:
+    fused = flopping.fuse(randomize_(timm.create_model("deit3_flop_test_patch16_64")))
+    assert not any(isinstance(layer, fnn.LayerScale) for layer in fused.modules())
+    norms = {name: layer for name, layer in fused.named_modules() if isinstance(layer, fnn.LayerNorm)}
+    assert [name for name, norm in norms.items() if norm.weight is not None] == ["norm"]
+    assert not any(layer.scaled for layer in fused.modules() if isinstance(layer, fnn.Activation))
+
+
+def test_half_precision_and_export() -> None:
+    torch.manual_seed(0)
+    model = randomize_(timm.create_model("convnext_flop_test")).eval()
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        half = flopping.fuse(model.to(torch.bfloat16))
+        assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+        assert half(image.to(torch.bfloat16)).isfinite().all()
+        fused = flopping.fuse(model.float())
+        program = torch.export.export(fused, (image,))
+        assert relative_error(program.module()(image), model(image)) < 1e-5
