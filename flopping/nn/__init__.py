@@ -3,7 +3,6 @@
 from flopping.nn.activation import Activation
 from flopping.nn.attention import Attention
 from flopping.nn.block import Mlp, TransformerBlock
-from flopping.nn.conv import DepthwiseConv2d, Downsample
 from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.embed import ClassToken, PatchEmbed, PosEmbed
 from flopping.nn.handoff import AbsToInvariant, InvariantHead, Restrict, ToInvariant, ToRegular
@@ -12,6 +11,8 @@ from flopping.nn.maps import (
     AvgPool2d,
     BatchNorm,
     Conv2d,
+    DepthwiseConv2d,
+    Downsample,
     GlobalPool,
     GroupNorm,
     MaxPool2d,

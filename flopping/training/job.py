@@ -65,6 +65,7 @@ class Job:
             if form != FORMAT:
                 raise UsageError(f"{str(path)!r} is of format {form!r}; this version reads {FORMAT!r}")
             recipe = read(content.pop("recipe"), f"the recipe in {str(path)!r}")
+            content["micro_batch"] = content.pop("chunk", content.get("micro_batch"))  # the name in older versions
             return cls(recipe=recipe, **content)
         except FileNotFoundError as error:
             raise UsageError(f"{str(folder)!r} is no run: it has no {RUN}") from error
@@ -128,8 +129,10 @@ def _differences(stored: Job, requested: Job) -> list[tuple[str, Any, Any]]:
     if old != new:
         changed = f"{requested.model}, whose file has changed" if requested.model == stored.model else requested.model
         found.append(("model", stored.model, changed))
-    if (stored.init and os.path.realpath(stored.init)) != (requested.init and os.path.realpath(requested.init)):
-        found.append(("init", stored.init, requested.init))
+    for name in ("init",) if stored.fingerprint else ("init", "data", "root"):  # older runs know no fingerprint
+        old, new = getattr(stored, name), getattr(requested, name)
+        if (old and os.path.realpath(old)) != (new and os.path.realpath(new)):
+            found.append((name, old, new))
     return [(name, old, new) for name, old, new in found if old != new]
 
 

@@ -94,3 +94,17 @@ def test_damaged_descriptions(content: bytes, tmp_path: Path) -> None:
     (tmp_path / RUN).write_bytes(content)
     with pytest.raises(UsageError, match=RUN):
         Job.read(tmp_path)
+
+
+def test_a_run_of_an_older_version(finished: Path, tmp_path: Path) -> None:
+    """It calls a micro-batch a chunk, and knows its data by where it lies."""
+    content = json.loads((finished / "run" / RUN).read_text())
+    content["chunk"] = content.pop("micro_batch")
+    del content["fingerprint"], content["network"]
+    (tmp_path / RUN).write_text(json.dumps(content))
+    old = Job.read(tmp_path)
+    assert old.micro_batch == content["chunk"]
+    assert old.resume(old, tmp_path) == old
+    moved = Job(old.recipe, old.model, str(tmp_path), micro_batch=old.micro_batch)
+    with pytest.raises(UsageError, match="data="):
+        moved.resume(old, tmp_path)
