@@ -36,7 +36,9 @@ def names_by_class(dataset: IndexedDataset) -> dict[str, list[str]]:
 @pytest.mark.parametrize(("split", "name"), [("train", "training"), ("validation", "val"), ("test", "test")])
 def test_names_of_splits(split: str, name: str, tmp_path: Path) -> None:
     """Where there are several, training validates on validation images, and networks are tested on test images."""
-    dataset = opened(image_folder(tmp_path, {name: CLASSES, "valid" if split == "test" else "eval": {"cat": 1, "dog": 1}}), split)
+    dataset = opened(
+        image_folder(tmp_path, {name: CLASSES, "valid" if split == "test" else "eval": {"cat": 1, "dog": 1}}), split
+    )
     assert names_by_class(dataset) == {"cat": ["0.png", "1.png"], "dog": ["0.png", "1.png", "2.png"]}
 
 

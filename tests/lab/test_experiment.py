@@ -276,9 +276,10 @@ def test_folders_that_others_use_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="other files"):
         Experiment(tmp_path, load("cifar10"), "data", 1.0)
-    (tmp_path / "experiment.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"experiment\.json"):
-        Experiment(tmp_path, load("cifar10"), "data", 1.0)
+    for content in ("{}", "[" * 100_000):
+        (tmp_path / "experiment.json").write_text(content)
+        with pytest.raises(UsageError, match=r"experiment\.json"):
+            Experiment(tmp_path, load("cifar10"), "data", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -290,10 +291,11 @@ def test_folders_that_others_use_are_refused(tmp_path: Path) -> None:
         ("{title: A, about: B, pairs: [{recipe: mine.yaml, seeds: 1}]}", "got 'ViT-S'"),
         ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}, {recipe: cifar10_vit, seeds: 2}]}", "one pair"),
         ("title: [", "line 1"),
+        ("title: \xe9", "UTF-8"),
     ],
 )
 def test_plans_that_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text(text)
+    (tmp_path / "plan.yaml").write_text(text, encoding="latin-1")
     (tmp_path / "mine.yaml").write_text(RECIPE.replace("E(ViT-S)", "ViT-S"))
     with pytest.raises(UsageError, match=re.escape(message)):
         load(str(tmp_path / "plan.yaml"))

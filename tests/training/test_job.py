@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.at_once import at_once
 from support.image_files import image_folder, make_image
 from support.training_runs import ANIMALS, train_tiny
 
@@ -93,4 +95,10 @@ def test_other_data(change: Callable[[Path], None], stopped: Path) -> None:
 def test_damaged_descriptions(content: bytes, tmp_path: Path) -> None:
     (tmp_path / RUN).write_bytes(content)
     with pytest.raises(UsageError, match=RUN):
+        Job.read(tmp_path)
+
+
+def test_a_description_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / RUN)
+    with at_once(), pytest.raises(UsageError, match=RUN):
         Job.read(tmp_path)
