@@ -129,6 +129,12 @@ def _umask(folder: Path) -> int:
     return 0o666 & ~probe.stat().st_mode
 
 
+def require_regular(path: Path) -> None:
+    """Refuse a folder, a pipe or a device where a file of data is read: reading it may never end."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{str(path)!r} is no regular file")
+
+
 def suffix_of(name: str | Path, known: Sequence[str]) -> str:
     """The suffix of a file to be written, in small letters; a name without anything before it is refused.
 

@@ -222,16 +222,18 @@ class RecordFile:
     def __init__(self, path: Path | None) -> None:
         from flopping.cost.records import read
         from flopping.errors import as_usage_error
+        from flopping.files import require_regular
 
         self.path, self.written, self.unwritten = path, 0, 0
         if path is not None:
+            require_regular(path)
             new = not path.exists()
-            if not new and (path.is_dir() or path.stat().st_size):
+            if not new and path.stat().st_size:
                 read(path)
             with as_usage_error(OSError), path.open("a", encoding="utf-8"):
                 pass
-            if new:  # it comes with the first record
-                path.unlink()
+            if new:  # it comes with the first record; a link to it stays
+                path.resolve().unlink()
 
     def add(self, records: list[Record]) -> None:
         from flopping.cost.records import append

@@ -33,9 +33,14 @@ PANELS = {
 """The commands in the order of the help: what people do first comes first."""
 
 
+REFUSED_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EROFS)
+"""What the system answers to names of files that users typed."""
+
+
 class Commands(TyperGroup):
     """Ends a command with a message: exit code 2 for a `UsageError`, 1 when the disk is full while it works or prints.
 
+    The code is also 2 for a file that the system refuses because of its name or its permissions.
     Any other error is a bug and keeps its traceback.
     """
 
@@ -64,12 +69,14 @@ class Commands(TyperGroup):
 
                 if isinstance(error, SharedUsageError):  # rank 0 has shown it
                     raise typer.Exit(2) from error
-            name = ctx.invoked_subcommand  # the message shows this command's usage
-            command = typer.Context(self.commands[name], parent=ctx, info_name=name)
-            raise typer.BadParameter(str(error), command) from error
+            raise self._refusal(ctx, str(error)) from error
         except OSError as error:
+            from flopping.errors import describe
             from flopping.files import DISK_FULL, WriteError
 
+            if not isinstance(error, WriteError) and error.filename is not None and error.errno in REFUSED_NAMES:
+                wait_for_rank0()
+                raise self._refusal(ctx, describe(error)) from error
             if not isinstance(error, WriteError) and error.errno not in (*DISK_FULL, errno.EIO):
                 raise  # also BrokenPipeError, which typer handles
             wait_for_rank0()
@@ -84,6 +91,11 @@ class Commands(TyperGroup):
                     " last line may be incomplete"
                 )
             raise typer.Exit(1) from error
+
+    def _refusal(self, ctx: Any, text: str) -> typer.BadParameter:
+        """A message that shows the usage of the command that was called."""
+        name = ctx.invoked_subcommand
+        return typer.BadParameter(text, typer.Context(self.commands[name], parent=ctx, info_name=name))
 
 
 def _buffer_output() -> None:

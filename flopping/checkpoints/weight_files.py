@@ -20,7 +20,7 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import atomic_write, require_writable
+from flopping.files import atomic_write, require_regular, require_writable
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a folder that timm loads."""
@@ -75,6 +75,7 @@ class Preprocessing(BaseModel):
 def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a folder that timm loads; one that no images can be prepared by is refused."""
     path = folder / CONFIG
+    require_regular(path)
     with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} can't be read"):
         config = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):

@@ -104,7 +104,7 @@ def open_shards(data: str, split: str, root: str | None) -> ShardDataset:
         found = create_dataset("wds/", root=root, split=name).reader.split_info
         files, lengths = [str(file) for file in found.filenames], [int(length) for length in found.shard_lengths]
         classes = info["classes"] if isinstance(info["classes"], list) else range(int(info["classes"]))
-    except (StopIteration, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (StopIteration, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else f"no split {' or '.join(SPLITS[split])}"
         raise UsageError(
             f"{str(path)!r} does not describe the {split} images ({reason}). It is as {EXAMPLE}"

@@ -94,6 +94,8 @@ def load_attribute(
     The function gets the arguments, and those of the `offered` ones that it has a name for.
     """
     where, _, attribute = target.rpartition(":")
+    if not where or where.startswith("."):
+        raise UsageError(f"{target!r} names no file and no package: write FILE.py:ATTRIBUTE or MODULE:ATTRIBUTE")
     source = _run_file(Path(where)) if where.endswith(".py") else _import(where)
     if not hasattr(source, attribute):
         names = [name for name in vars(source) if not name.startswith("_")]
@@ -102,7 +104,8 @@ def load_attribute(
     found = getattr(source, attribute)
     made = found
     if not isinstance(found, nn.Module) and callable(found):
-        signature = inspect.signature(found)
+        with as_usage_error(ValueError, context=f"{target!r} can't be called"):  # some built-in functions have none
+            signature = inspect.signature(found)
         taken = {name: value for name, value in (offered or {}).items() if name in signature.parameters}
         taken.update(arguments or {})
         with as_usage_error(TypeError, context=f"{target!r} can't be called with {taken}"):

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from flopping.checkpoints.weight_files import read_torch, read_weights
 from flopping.errors import UsageError
+from flopping.files import require_regular
 
 FORMAT = "flopping-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -61,6 +62,7 @@ class Checkpoint:
                 continue
             digest = hashlib.sha256()
             try:
+                _require_regular(self.folder / name)
                 with open(self.folder / name, "rb") as file:
                     while block := file.read(1 << 20):
                         digest.update(block)
@@ -87,6 +89,14 @@ class Checkpoint:
         return state
 
 
+def _require_regular(path: Path) -> None:
+    """Refuse a pipe or a device in a checkpoint as corrupted, so that an older one is taken."""
+    try:
+        require_regular(path)
+    except UsageError as error:
+        raise CorruptedCheckpointError(str(error)) from error
+
+
 def _checksum(manifest: dict[str, Any]) -> str:
     """The checksum of a manifest, which is stored in it: a changed score would make another checkpoint the best."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
@@ -95,6 +105,7 @@ def _checksum(manifest: dict[str, Any]) -> str:
 def read_manifest(folder: Path) -> Checkpoint:
     """Read and validate the manifest of a checkpoint. `Checkpoint.verify` validates its files."""
     try:
+        _require_regular(folder / MANIFEST)
         content = json.loads((folder / MANIFEST).read_bytes())
     except OSError as error:
         reason = f"{MANIFEST} cannot be read ({error.strerror})"

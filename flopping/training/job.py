@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from flopping.data.images import ImageDataset
 from flopping.errors import UsageError
-from flopping.files import atomic_write
+from flopping.files import atomic_write, require_regular
 from flopping.training.networks import identify
 from flopping.training.recipe import Count, Recipe, read
 
@@ -59,6 +59,7 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> Job:
         path = folder / RUN
+        require_regular(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             form = content.pop("format")

@@ -23,6 +23,7 @@ from flopping.checkpoints.weight_files import read_config, read_weights
 from flopping.data.augment import Normalisation, Preparation, create_eval_transform
 from flopping.data.order import derive_seed, seed_generators
 from flopping.errors import UsageError, as_usage_error
+from flopping.files import require_regular
 from flopping.groups.symmetries import SYMMETRIES
 from flopping.models import targets
 from flopping.models.backbone import Backbone
@@ -82,6 +83,7 @@ def identify(name: str) -> str:
     if not is_own_code(name):
         return registered_name(name)
     file, _, attribute = name.rpartition(":")
+    require_regular(Path(file))
     with as_usage_error(OSError, context=f"the file of the network {name!r} can't be read"):
         return f"{hashlib.sha256(Path(file).read_bytes()).hexdigest()}:{attribute}"
 
@@ -186,6 +188,7 @@ def load_checkpoint(
     config = read_config(folder)
     if average and not (folder / AVERAGE).is_file():
         raise UsageError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
+    require_regular(folder / WEIGHTS)
     own = is_own_code(config["architecture"])
     if own or code is not None:
         _require_same_code(config, code, folder)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from flopping.files import atomic_write
+from flopping.files import atomic_write, require_regular
 
 LOG = "log.jsonl"
 CURVES = "curves.png"
@@ -26,6 +26,7 @@ SECONDS = 1.0
 def read_log(run: Path, lines: int | None = None) -> list[dict[str, Any]]:
     """The events of a run, oldest first, in the first `lines` of its log. Lines that are no events are ignored."""
     path = run / LOG
+    require_regular(path)
     events = []
     for line in path.read_bytes().split(b"\n")[:lines] if path.exists() else ():
         with suppress(ValueError, RecursionError):  # as a crash or a disk leaves them

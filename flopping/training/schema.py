@@ -56,6 +56,13 @@ def parse_yaml(text: str) -> Any:
         raise UsageError(" ".join(str(error).split())) from error
     except (ValueError, OverflowError) as error:  # of numbers and dates
         raise error if isinstance(error, UsageError) else UsageError(str(error)) from error
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ) as error:  # of a tag that its value doesn't fit, as !!bool x
+        raise UsageError(f"a value doesn't fit its tag ({type(error).__name__}: {error})") from error
 
 
 def _require_simple(text: str) -> None:

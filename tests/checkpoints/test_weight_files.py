@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from support.at_once import at_once
 
 from flopping.checkpoints import read_weights, weight_files, write_weights
 from flopping.errors import UsageError
 from flopping.files import WriteError
+from flopping.training.networks import load_checkpoint
 
 WEIGHTS = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.ones(3)}
 
@@ -69,6 +71,17 @@ def test_refused_files(name: str, tmp_path: Path) -> None:
     make, message = REFUSED[name]
     with pytest.raises(UsageError, match=message):
         read_weights(make(tmp_path))
+
+
+@pytest.mark.parametrize("name", [weight_files.CONFIG, weight_files.WEIGHTS])
+def test_pipes_in_a_folder_are_refused(name: str, tmp_path: Path) -> None:
+    """Reading one waits for a writer."""
+    (tmp_path / weight_files.CONFIG).write_text('{"architecture": "test_vit"}')
+    safe(tmp_path / weight_files.WEIGHTS)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with at_once(), pytest.raises(UsageError, match=name):
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("options", [{}, LEGACY], ids=["zip", "legacy"])

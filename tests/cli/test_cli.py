@@ -303,6 +303,32 @@ def test_a_bug_keeps_its_traceback(kind: type[Exception], monkeypatch: pytest.Mo
     assert "Invalid value" not in found.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["recipes", "LONG.yaml"],
+        ["train", "LONG.yaml"],
+        ["eval", "LONG", "--data", "."],
+        ["predict", "LONG/LONG", "cat.jpg"],
+        ["verify", "LONG.py:build"],
+        ["show", "LONG.png"],
+        ["train", "fashion_vit", "--data", "LONG"],
+        ["train", "fashion_vit", "--data", "fashion-mnist", "-o", "LONG", "--device", "cpu"],
+        ["report", "RECORDS", "-o", "LONG"],
+    ],
+    ids=" ".join,
+)
+def test_names_that_the_system_refuses(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system says of a name that is too long is no bug."""
+    monkeypatch.chdir(tmp_path)
+    append(Path("records.jsonl"), [ordinary()])
+    named = [word.replace("LONG", "a" * 300).replace("RECORDS", "records.jsonl") for word in words]
+    code, out, err = run(*named, COLUMNS="2000")
+    assert (code, out) == (2, "")
+    assert "a" * 300 in err
+    assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
+
+
 def test_a_usage_error_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise UsageError(f"no {name}")

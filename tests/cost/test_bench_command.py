@@ -1,11 +1,17 @@
 """What `flopping bench` refuses, before anything is measured."""
 
+import os
 from pathlib import Path
 
 import pytest
+from support.at_once import at_once
+from support.measurements import ordinary
 from typer.testing import CliRunner, Result
 
+from flopping.cost.records import read
+from flopping.errors import UsageError
 from flopping_cli import app
+from flopping_cli.bench import RecordFile
 
 HUGE = "99999999999999999999"
 
@@ -53,3 +59,21 @@ def test_places_for_records_that_are_refused_at_once(tmp_path: Path, command: li
     assert result.exit_code == 2, result.output
     assert str(tmp_path / place) in result.output
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_records_go_where_a_link_leads(tmp_path: Path) -> None:
+    """A link to a file that doesn't exist yet stays as it is, and so does its target, until there are records."""
+    link, target = tmp_path / "link.jsonl", tmp_path / "target.jsonl"
+    link.symlink_to(target)
+    file = RecordFile(link)
+    assert link.is_symlink()
+    assert not target.exists()
+    file.add([ordinary()])
+    assert len(read(target)) == 1
+
+
+def test_pipes_for_records_are_refused(tmp_path: Path) -> None:
+    """Opening one waits for a reader."""
+    os.mkfifo(tmp_path / "pipe")
+    with at_once(), pytest.raises(UsageError, match="pipe"):
+        RecordFile(tmp_path / "pipe")

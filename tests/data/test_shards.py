@@ -242,6 +242,8 @@ def test_shards_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     refused("train-0.tar' has none that can be read")
     (tmp_path / "data" / "_info.json").write_text("{")
     refused("JSONDecodeError")
+    (tmp_path / "data" / "_info.json").write_text("[" * 100_000)
+    refused("RecursionError")
     monkeypatch.setitem(sys.modules, "webdataset", None)
     refused("package webdataset")
 

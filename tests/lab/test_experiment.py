@@ -269,9 +269,10 @@ def test_refusals(arguments: list[str], message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "message"), [("notes.txt", "other files"), ("experiment.json", r"experiment\.json")])
 def test_folders_that_others_use_are_refused(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / name).write_text("{}")
-    with pytest.raises(UsageError, match=message):
-        Experiment(tmp_path, load("cifar10"), "data", 1.0)
+    for content in ("{}", "[" * 100_000):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UsageError, match=message):
+            Experiment(tmp_path, load("cifar10"), "data", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -283,10 +284,11 @@ def test_folders_that_others_use_are_refused(tmp_path: Path, name: str, message:
         ("{title: A, about: B, pairs: [{recipe: mine.yaml, seeds: 1}]}", "got 'ViT-S'"),
         ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}, {recipe: cifar10_vit, seeds: 2}]}", "one pair"),
         ("title: [", "line 1"),
+        ("title: \xe9", "UTF-8"),
     ],
 )
 def test_plans_that_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text(text)
+    (tmp_path / "plan.yaml").write_text(text, encoding="latin-1")
     (tmp_path / "mine.yaml").write_text(RECIPE.replace("E(ViT-S)", "ViT-S"))
     with pytest.raises(UsageError, match=re.escape(message)):
         load(str(tmp_path / "plan.yaml"))

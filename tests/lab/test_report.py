@@ -17,10 +17,11 @@ from test_tables import BY_HAND
 from typer.testing import CliRunner
 
 from flopping.cost.records import append
+from flopping.errors import UsageError
 from flopping.lab.drawing import COLOURS
 from flopping.lab.report import figures, report_folder, tables
 from flopping.lab.report.comparison import FAMILIES, OTHERS, compare
-from flopping.lab.report.report_folder import CAPTIONS, FILES, GENERATOR, PAGE, build, page, write
+from flopping.lab.report.report_folder import CAPTIONS, FILES, GENERATOR, PAGE, build, page, require_folder, write
 from flopping_cli import app
 
 PAIR = [ordinary(), equivariant()]
@@ -104,6 +105,11 @@ def test_a_page_is_built_and_built_again(file: Path, tmp_path: Path) -> None:
     write(out, build([ordinary()], COSTS))  # what a report no longer has is removed
     assert set(os.listdir(out)) == {*FILES, "mine.txt"} - {"gain.svg", "gain.png"}
     assert "No speed-up was measured" in (out / PAGE).read_text()
+
+
+def test_a_folder_below_a_file_is_refused_before_anything_is_counted(file: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(str(file))):
+        require_folder(file / "site" / "page")
 
 
 @pytest.mark.parametrize("name", [PAGE, "gain.png"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.at_once import at_once
 from support.image_files import image_folder, make_image
 from support.training_runs import ANIMALS, train_tiny
 
@@ -108,3 +110,9 @@ def test_a_run_of_an_older_version(finished: Path, tmp_path: Path) -> None:
     moved = Job(old.recipe, old.model, str(tmp_path), micro_batch=old.micro_batch)
     with pytest.raises(UsageError, match="data="):
         moved.resume(old, tmp_path)
+
+
+def test_a_description_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / RUN)
+    with at_once(), pytest.raises(UsageError, match=RUN):
+        Job.read(tmp_path)

@@ -48,6 +48,7 @@ FILES = {
     "lr: 1\n---\nlr: 2\n": ["line 2", "another document"],
     "lr: !!python/name:os.system": ["line 1", "python/name:os.system"],
     "lr: \x00": ["#x0000"],
+    "lr: !!bool x": ["tag", "'x'"],
     "[" * 1_000: ["line 1", "20 levels"],
     "lr: 1\n" + "#" * MAX_CHARACTERS: [str(MAX_CHARACTERS)],
     SMALL + "warmup_epoch: 1": ["'warmup_epoch'", "did you mean 'warmup_epochs'?"],

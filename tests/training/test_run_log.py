@@ -7,9 +7,11 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from flopping.errors import UsageError
 from flopping.training.run_log import LOG, RunLog, read_log
 
 
@@ -56,3 +58,9 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     with open_log(tmp_path, step=2, events=3) as written:
         written.write("step", 4)
     assert [event["step"] for event in read_log(tmp_path)] == [1, 4], "the fourth line is behind the checkpoint"
+
+
+def test_a_log_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / LOG).mkdir()
+    with pytest.raises(UsageError, match=LOG):
+        read_log(tmp_path)

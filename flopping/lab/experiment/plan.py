@@ -14,6 +14,7 @@ from annotated_types import Interval, MinLen
 from pydantic.dataclasses import dataclass
 
 from flopping.errors import UsageError, as_usage_error
+from flopping.files import require_regular
 from flopping.models.paper import ordinary_name
 from flopping.training import recipe as recipes
 from flopping.training.recipe import Recipe
@@ -91,8 +92,12 @@ class Run:
 def load(name: str) -> Plan:
     """An experiment of the package by its name, or one of yours by its path, which ends in .yaml."""
     if name.endswith((".yaml", ".yml")):
-        with as_usage_error(OSError, context="experiment"):
-            return read(Path(name).read_text(encoding="utf-8"), Path(name).stem, Path(name).parent)
+        path = Path(name)
+        with as_usage_error(OSError, UsageError, context="experiment"):
+            require_regular(path)
+            with as_usage_error(UnicodeDecodeError, context=f"{name!r} is no text in UTF-8"):
+                text = path.read_text(encoding="utf-8")
+        return read(text, path.stem, path.parent)
     folder = files("flopping.lab.experiment")
     names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
     if name not in names:

@@ -23,7 +23,7 @@ from flopping.cost.timing import interleave
 from flopping.data.batches import detect_lost_workers
 from flopping.data.datasets import open_dataset
 from flopping.errors import RunInterruptedError, RunStoppedError, UsageError, as_usage_error, pluralize
-from flopping.files import atomic_write, folder_lock
+from flopping.files import atomic_write, folder_lock, require_regular
 from flopping.lab.bench.bench_loader import WARM, build_trainer, repeat_epochs
 from flopping.lab.experiment.plan import ARMS, Pair, Plan, Run
 from flopping.machine import Machine, this_machine
@@ -97,7 +97,9 @@ class Experiment:
             if not is_free(path):
                 raise UsageError(f"{str(path)!r} holds other files than those of an experiment: name another folder")
             return
-        with as_usage_error(KeyError, TypeError, AttributeError, ValueError, context=str(path / SETTINGS)):
+        require_regular(path / SETTINGS)
+        kinds = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
+        with as_usage_error(*kinds, context=str(path / SETTINGS)):
             found = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
             paces = {name: Pace(**pace) for name, pace in found.pop("paces").items()}
             same = os.path.realpath(found["data"]) == os.path.realpath(data)
@@ -178,7 +180,9 @@ class Experiment:
         folder = self.path / run.name
         if not (folder / FINISHED).exists():
             return None
-        with as_usage_error(KeyError, TypeError, ValueError, context=f"{str(folder / FINISHED)!r} can't be read"):
+        require_regular(folder / FINISHED)
+        kinds = (KeyError, TypeError, ValueError, RecursionError)
+        with as_usage_error(*kinds, context=f"{str(folder / FINISHED)!r} can't be read"):
             content = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
             content["machine"] = Machine(**content["machine"])
         kept = Job.read(folder)

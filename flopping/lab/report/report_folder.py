@@ -103,8 +103,9 @@ def _commands(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
 def require_folder(folder: Path, force: bool = False) -> None:
     """Refuse a folder in which files that aren't a report's would be replaced."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{str(folder)!r} is a file: a report is a folder")
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{str(nearest)!r} is a file: a report is a folder")
     index = folder / PAGE
     if index.is_file() and GENERATOR.encode() in index.read_bytes():
         return
