@@ -15,9 +15,6 @@ from flopping_cli.common import Quiet, app, show_status
 if TYPE_CHECKING:
     from flopping.training.recipe import Recipe
 
-WIDTH = 130
-"""Columns that the table of recipes needs."""
-
 
 @app.command()
 def recipes(
@@ -28,6 +25,7 @@ def recipes(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Fields to change, as for `flopping train`.")
     ] = None,
     fields: Annotated[bool, typer.Option("--fields", help="What fields a recipe has, and what they mean.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="More columns, for 120 characters.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per recipe, or per field.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,7 +50,7 @@ def recipes(
         if json:
             typer.echo("\n".join(_as_json(*each) for each in found.items()))
         else:
-            _list(found)
+            _list(found, wide)
     else:
         recipe = load(name).override(changes or ())
         if json:
@@ -61,16 +59,14 @@ def recipes(
             typer.echo(recipe.to_yaml() if changes else text_of(name), nl=False)
 
 
-def _list(found: dict[str, Recipe]) -> None:
-    caption = "The model may be any of the family. X is an ordinary network, E, H and I its twins."
-    columns = ("recipe", "family", "model", "epochs", "batch", "optimiser", "lr", "expected top-1 %")
-    table = Table(*columns, caption=caption, caption_justify="left")
+def _list(found: dict[str, Recipe], wide: bool) -> None:
+    caption = "X is an ordinary network; E, H and I are its twins."
+    more = ("network", "batch", "optimizer") if wide else ()
+    table = Table("recipe", *more, "epochs", "lr", "expected top-1 %", caption=caption, caption_justify="left")
     for name, r in found.items():
-        numbers = (str(r.epochs), str(r.batch_size), r.optimizer, f"{r.lr:g}", _accuracies(r))
-        table.add_row(name, r.family, r.model, *numbers)
-    console = Console()
-    console.width = max(console.width, WIDTH)  # names are never cut
-    console.print(table)
+        cells = (r.model or "any", str(r.batch_size), r.optimizer) if wide else ()
+        table.add_row(name, *cells, str(r.epochs), f"{r.lr:g}", _accuracies(r))
+    Console().print(table)
 
 
 def _accuracies(recipe: Recipe) -> str:

@@ -50,6 +50,15 @@ def _describe(block: nn.Module) -> list[tuple[str, type, dict[str, Any], list[tu
     return found
 
 
+def allow_graphs(number: int) -> None:
+    """Let torch keep so many graphs of code that parts of a network share: it leaves those beyond 8 uncompiled."""
+    import torch._dynamo
+
+    limits = torch._dynamo.config  # by their older names, which all versions know
+    limits.cache_size_limit = max(limits.cache_size_limit, number)
+    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, 2 * number)
+
+
 def compile_blocks(model: M, **options: Any) -> M:
     """Compile the blocks of a network in place, each kind once: blocks of one kind share a graph.
 
@@ -64,12 +73,8 @@ def compile_blocks(model: M, **options: Any) -> M:
     blocks = find_blocks(model)
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no blocks to compile: they lie in a list called 'blocks'")
-    # Blocks share their code, and each kind may need graphs of its own: for training, for tests, for sizes of batches,
-    # for the last block. Beyond a limit of 8 torch would leave the others uncompiled. (These are its older names.)
-    limits = torch._dynamo.config
-    kinds = len(group_blocks(blocks))
-    limits.cache_size_limit = max(limits.cache_size_limit, 8 * kinds)
-    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, 16 * kinds)
+    # each kind may need graphs of its own: for training, for tests, for sizes of batches, for the last block
+    allow_graphs(8 * len(group_blocks(blocks)))
     for block in blocks:
         block.compile(**options)
     return model

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor
 
 from flopping.errors import PeerLostError, RunStoppedError, UsageError, describe
-from flopping.models.blocks import find_blocks, group_blocks
+from flopping.models.blocks import allow_graphs, find_blocks, group_blocks
 
 T = TypeVar("T")
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -176,14 +176,8 @@ def parts_to_compile(network: nn.Module, shard: bool) -> list[nn.Module]:
 
 def compile_network(network: nn.Module, shard: bool) -> None:
     """Compile a network, as a whole or in parts."""
-    import torch._dynamo
-
     parts = parts_to_compile(network, shard)
-    # Parts share their code, and may each need graphs of their own, for training and for tests. Beyond a limit of 8
-    # torch would leave the others uncompiled. (These are its older names of the limits; all versions know them.)
-    limits = torch._dynamo.config
-    limits.cache_size_limit = max(limits.cache_size_limit, 4 * len(parts))
-    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, 8 * len(parts))
+    allow_graphs(4 * len(parts))  # each may need its own, for training and for tests
     for part in parts:
         part.compile(dynamic=False)  # the same code whichever size of batches comes first
 

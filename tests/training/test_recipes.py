@@ -187,12 +187,14 @@ def plain(recipe: Recipe) -> dict[str, object]:
 
 
 def test_command_lists_the_recipes() -> None:
-    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in run().splitlines()]
-    found = {line[0]: line[1:] for line in lines if line[0] in names()}
-    assert list(found) == names()
-    expected = ["ViT", "E(ViT-B)", "400", "2048", "lamb", "0.003", "X 83.1, E 82.2, H 82.9, I 82.5"]
-    assert found["deit3_base"] == expected
-    assert found["convnext_iso_base"][-2:] == ["0.004", "X 82.0, E 81.3"]
+    accuracies = "X 83.1, E 82.2, H 82.9, I 82.5"
+    wide = ["E(ViT-B)", "2048", "lamb", "400", "0.003", accuracies]
+    for width, options, expected in (80, (), ["400", "0.003", accuracies]), (120, ("--wide",), wide):
+        result = runner.invoke(app, ["recipes", *options], env={"COLUMNS": str(width)})
+        lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in result.stdout.splitlines()]
+        found = {line[0]: line[1:] for line in lines if line[0] in names()}
+        assert list(found) == names()
+        assert found["deit3_base"] == expected
     rows = [json.loads(line) for line in run("--json").splitlines()]
     assert rows == [{"recipe": name, **plain(load(name))} for name in names()]
 
