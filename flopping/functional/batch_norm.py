@@ -67,7 +67,7 @@ def _mean_square(part: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _update(running: Tensor, value: Tensor, momentum: float) -> None:
-    running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
+    running.lerp_(value.to(running.dtype), momentum)  # one operation, which tracers record and do not run
 
 
 def _moments_of_all(x: Feature, used: Sequence[int], shift: Tensor) -> dict[int, tuple[Tensor, Tensor, Tensor]]:

@@ -99,7 +99,8 @@ class ResidualBlock(Module):
             x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
             if i < self.count:
                 x = getattr(self, f"act{i}")(x)
-        out: Feature = getattr(self, f"act{self.count}")(functional.add(self.drop_path(x), shortcut))
+        total = functional.residual(shortcut, self.drop_path(x), self.last_norm.in_layout)
+        out: Feature = getattr(self, f"act{self.count}")(total)
         return functional.invariant_only(out) if self.invariant_only else out
 
 

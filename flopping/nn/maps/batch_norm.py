@@ -69,7 +69,7 @@ class BatchNorm(_PerCopy):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "BatchNorm")
-        if self.training:
+        if self.training and not is_symbolic(x):
             self.num_batches_tracked.add_(1)
         return batch_norm(
             x,
