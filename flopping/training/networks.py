@@ -257,6 +257,15 @@ def read_initial_weights(source: str) -> dict[str, Tensor]:
         return read_weights(find_checkpoint(path) / WEIGHTS)
 
 
+def read_initial_classes(source: str) -> tuple[str, ...] | None:
+    """The classes of weights to start from, where a checkpoint or a folder names them."""
+    folder = find_checkpoint(Path(source)) if Path(source).is_dir() else None
+    if folder is None or not (folder / CONFIG).is_file():
+        return None
+    labels = read_config(folder).get("label_names")
+    return tuple(map(str, labels)) if isinstance(labels, list) else None
+
+
 def load_timm_pretrained(name: str, **arguments: Any) -> nn.Module:
     """A network with the weights that timm knows for its name, which are downloaded once."""
     with as_usage_error(Exception, context=f"the weights of {name!r} can't be downloaded"):  # every way has its own

@@ -42,6 +42,7 @@ from flopping.training.networks import (
     create_config,
     ignores_mirroring,
     normalisation,
+    read_initial_classes,
     read_initial_weights,
 )
 from flopping.training.run_log import Pace, Progress, RunLog, Window
@@ -104,7 +105,9 @@ class Trainer:
             source = build(job.recipe, job.model, classes) if self.world.is_main else None
         if source is not None and job.init is not None:
             with as_usage_error(ValueError, context=f"--init {job.init}"):
-                notes = fit_weights(source, read_initial_weights(job.init), new_head=job.new_head)
+                known = read_initial_classes(job.init)
+                new_head = job.new_head or known not in (None, self.train.classes)
+                notes = fit_weights(source, read_initial_weights(job.init), new_head=new_head)
             if notes and self.world.is_main:
                 self.console.print(f"--init {job.init}: {shorten(notes, 3)}", highlight=False, markup=False)
         assert model is not None
@@ -381,8 +384,8 @@ class Trainer:
         idle = passes - order.micro_batches
         each += f", unevenly: {idle} of {passes} turns are idle" if idle else ""
         self.log.say(
-            f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)} test"
-            f" images of {len(self.train.classes)} classes; {pluralize(recipe.epochs, 'epoch')} of"
+            f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)}"
+            f" validation images of {len(self.train.classes)} classes; {pluralize(recipe.epochs, 'epoch')} of"
             f" {pluralize(order.steps, 'step')}; batch"
             f" {order.batch_size} ({each})"
         )

@@ -100,6 +100,15 @@ def test_a_new_classifier_for_as_many_classes() -> None:
     assert torch.equal(target.blocks[0].mlp.fc1.even.weight, source.blocks[0].mlp.fc1.even.weight)
 
 
+def test_other_classes_of_the_same_number_get_a_new_classifier(shoes: Path, tmp_path: Path) -> None:
+    small = (*TO_SMALL, "epochs=1", "warmup_epochs=0")
+    train("small_data", shoes, tmp_path / "shoes", *small)
+    others = fashion_folder(tmp_path / "others", OTHERS[:3], 20)
+    for data, left_out in ((others, True), (shoes, False)):
+        ended = train("finetune", data, tmp_path / f"from-{left_out}", *small, "--init", str(tmp_path / "shoes"))
+        assert ("head.weight (3, 32) left out" in ended.err) == left_out
+
+
 def test_weights_of_another_network_are_refused(tmp_path: Path, shoes: Path) -> None:
     wider = timm.create_model("deit3_flop_test_patch16_64", embed_dim=64, mlp_ratio=3)
     with pytest.raises(UsageError, match="sizes differ"):
