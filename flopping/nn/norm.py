@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout, is_given
+from flopping.features import Device, Dtype, Feature, Layout
 from flopping.nn.module import Module
 
 
@@ -125,13 +125,18 @@ class LayerScale(_PerCopy):
         for gamma in self.gamma.values():
             nn.init.constant_(gamma, self.init_values)
 
-    def forward(self, x: Feature, onto: Feature | None = None) -> Feature:
-        x = self.in_layout.parts(x, "LayerScale")
+    def _scales(self) -> list[Tensor | None]:
         names = [irrep.name for irrep in self.in_layout.group.irreps]
-        gamma = [self.gamma[name] if name in self.names else None for name in names]
-        if is_given(onto):
-            return functional.residual(onto, x, self.in_layout, gamma)
-        return tuple([part if g is None else part * g for part, g in zip(x, gamma, strict=True)])
+        return [self.gamma[name] if name in self.names else None for name in names]
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "LayerScale")
+        return tuple([part if g is None else part * g for part, g in zip(x, self._scales(), strict=True)])
+
+    def add(self, x: Feature, branch: Feature) -> Feature:
+        """x + the scaled branch, in one operation."""
+        branch = self.in_layout.parts(branch, "LayerScale")
+        return functional.residual(x, branch, self.in_layout, self._scales())
 
 
 def layer_scale(layout: Layout, init_values: float | None, *, device: Device = None, dtype: Dtype = None) -> nn.Module:
@@ -148,6 +153,5 @@ def layer_scale(layout: Layout, init_values: float | None, *, device: Device = N
 def add_branch(x: Feature, branch: Feature, layout: Layout, scale: nn.Module) -> Feature:
     """x + scale(branch), for a branch of a layout; `scale` is what `layer_scale` gave."""
     if isinstance(scale, LayerScale):
-        out: Feature = scale(branch, x)
-        return out
+        return scale.add(x, branch)
     return functional.residual(x, scale(branch), layout)
