@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flopping import functional
 from flopping.features import Device, Dtype, Feature, Layout
@@ -125,18 +125,14 @@ class LayerScale(_PerCopy):
         for gamma in self.gamma.values():
             nn.init.constant_(gamma, self.init_values)
 
-    def _scales(self) -> list[Tensor | None]:
-        names = [irrep.name for irrep in self.in_layout.group.irreps]
-        return [self.gamma[name] if name in self.names else None for name in names]
-
-    def forward(self, x: Feature) -> Feature:
+    def forward(self, x: Feature, onto: Feature | None = None) -> Feature:
+        """The scaled feature, added to another one if that is given."""
         x = self.in_layout.parts(x, "LayerScale")
-        return tuple([part if g is None else part * g for part, g in zip(x, self._scales(), strict=True)])
-
-    def add(self, x: Feature, branch: Feature) -> Feature:
-        """x + the scaled branch, in one operation."""
-        branch = self.in_layout.parts(branch, "LayerScale")
-        return functional.residual(x, branch, self.in_layout, self._scales())
+        names = [irrep.name for irrep in self.in_layout.group.irreps]
+        gamma = [self.gamma[name] if name in self.names else None for name in names]
+        if isinstance(onto, tuple):  # torch.fx hands its own values to arguments that have a default
+            return functional.residual(onto, x, self.in_layout, gamma)
+        return tuple([part if g is None else part * g for part, g in zip(x, gamma, strict=True)])
 
 
 def layer_scale(layout: Layout, init_values: float | None, *, device: Device = None, dtype: Dtype = None) -> nn.Module:
@@ -153,5 +149,6 @@ def layer_scale(layout: Layout, init_values: float | None, *, device: Device = N
 def add_branch(x: Feature, branch: Feature, layout: Layout, scale: nn.Module) -> Feature:
     """x + scale(branch), for a branch of a layout; `scale` is what `layer_scale` gave."""
     if isinstance(scale, LayerScale):
-        return scale.add(x, branch)
+        out: Feature = scale(branch, x)
+        return out
     return functional.residual(x, scale(branch), layout)
