@@ -35,8 +35,10 @@ def layer_norm(
     given = [part.narrow(-1, 0, 0) if invariant_only else part for part in x]
     wanted = [i for i in used if i == 0 or not invariant_only]
     exact = [x[i].to(torch.promote_types(x[i].dtype, torch.float32)) for i in used]  # rounded once, at the end
-    # torch's kernel has no derivative of the deviation that it gives
-    written_out = torch.compiler.is_compiling() or torch.is_grad_enabled() or (not is_symbolic(x) and x[0].is_meta)
+    # torch's kernel has no derivative of the deviation that it gives, and rounds otherwise. It is for networks that
+    # take no gradients, as the inference form: a trace, which may be trained, gives the same bits as its network
+    plain = torch.compiler.is_compiling() or is_symbolic(x) or torch.is_grad_enabled() or exact[0].is_meta
+    written_out = plain or any(w is not None and w.requires_grad for w in weights)
     normalise = _normalise_written_out if written_out else _normalise_by_torch
     dims = [layout.irrep_dims[i] for i in used]
     normed = normalise(exact, dims, layout, weights[: len(wanted)], bias if used[0] == 0 else None, eps)
