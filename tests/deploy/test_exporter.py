@@ -216,7 +216,7 @@ def test_a_wrong_export_leaves_what_was_there(
     form: str, exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writers themselves are made to write other weights; the command says so and ends with 1."""
-    target = write_older(tmp_path, form)
+    target, network = write_older(tmp_path, form), str(exports.network("ResMLP")[0])  # made by the real writers
     wrong = randomize_(timm.create_model("resmlp_test_64", depth=1, num_classes=len(LABELS)), seed=3).eval()
     trace = onnx_file.trace
     monkeypatch.setattr(onnx_file, "trace", lambda _, *others: trace(wrong, *others))
@@ -224,7 +224,7 @@ def test_a_wrong_export_leaves_what_was_there(
         "flopping.checkpoints.weight_files.save_file", lambda _, path, metadata: save_model(wrong, path, metadata)
     )
     before = list_files(tmp_path)
-    result = CliRunner().invoke(app, ["export", str(exports.network("ResMLP")[0]), "-o", str(target), "--force"])
+    result = CliRunner().invoke(app, ["export", network, "-o", str(target), "--force"])
     assert result.exit_code == 1, result.output
     assert "was not written: its logits differ" in " ".join(result.stderr.split())
     assert result.stdout == ""
