@@ -61,15 +61,14 @@ lint: $(READY) ## check style (ruff), types (mypy) and layers (import-linter)
 bench-models: $(READY) ## time the networks against ordinary ones, and see whether the goals are met (minutes)
 	@$(BIN)/flopping bench --goals
 
-results: $(READY) ## measure what docs/results shows, add it there, and make the table and the figures anew (BUDGET minutes and an hour)
+results: $(READY) ## measure what docs/results shows, add it there, and make the table and its figure anew (BUDGET minutes and an hour)
 	@mkdir -p $(RESULTS)
 	$(BIN)/flopping bench "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S)" -o $(RESULTS)/first.jsonl
 	$(BIN)/flopping bench --goals -o $(RESULTS)/goals.jsonl
 	$(BIN)/flopping bench $(SMALL) --train -o $(RESULTS)/training.jsonl
 	$(BIN)/flopping bench $(SMALL) --latency --mode compiled --mode compiled-frozen -o $(RESULTS)/latency.jsonl
 	$(BIN)/flopping bench --paper --budget $(BUDGET) -o $(RESULTS)/paper.jsonl
-	$(BIN)/flopping report $(RESULTS)/*.jsonl -o build/results
-	cp build/results/table.md build/results/*.png $(RESULTS)
+	$(BIN)/flopping report $(RESULTS)/*.jsonl -o $(RESULTS)/table.md --force
 
 experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10.md (two hours)
 	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --report $(RESULTS)/cifar10.md

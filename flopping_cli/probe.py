@@ -47,7 +47,7 @@ def probe(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A layer by its name in the network, with * and ?; may be repeated. By default all blocks.",
+            help="A block or stage by its name in the network, with * and ?; may be repeated. All by default.",
         ),
     ] = None,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
@@ -61,9 +61,7 @@ def probe(
     ] = 0,
     device: Device = "auto",
     workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that read images.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Draw a figure: FILE.png or FILE.svg.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE.png", help="Draw a figure.")] = None,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per layer, with all correlations; the whole network last.")
     ] = False,
@@ -77,23 +75,18 @@ def probe(
     direction is even or odd if at least half of it is predicted by the mirror image.
 
     Examples: flopping probe runs/vit-s imagenet/ -o probe.png; flopping probe runs/fashion fashion-mnist --json;
-    flopping probe my_net.py:build photos/ --layers 'stages.2.*' --images 2000
+    flopping probe my_net.py:build photos/ --layers 'blocks.1?' --images 2000
     """
     from flopping.deploy.classifier import open_classifier
-    from flopping.errors import UnreadableDataError, UsageError, pluralize
-    from flopping.files import atomic_write, require_writable, suffix_of
-    from flopping.lab.drawing import render, require_matplotlib
+    from flopping.errors import UnreadableDataError, pluralize
+    from flopping.lab.drawing import require_figure, save
     from flopping.lab.probe import open_images, read_batches
     from flopping.lab.probe import probe as run
     from flopping.lab.probe_figure import draw
     from flopping.training.distributed import resolve_device
 
     if output is not None:
-        suffix = suffix_of(output, (".png", ".svg"))
-        if suffix not in (".png", ".svg"):
-            raise UsageError(f"a figure is FILE.png or FILE.svg, got {str(output)!r}")
-        require_writable(output, force)
-        require_matplotlib()
+        require_figure(output, force)
     found = open_images(data, root, images, seed)
     classifier = open_classifier(target, average=average, code=code, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
@@ -116,8 +109,7 @@ def probe(
         raise typer.Exit(1) from error
     title = f"{target} on {pluralize(report.images, 'image')} of {found.name}"
     if output is not None:
-        with atomic_write(output) as place:
-            place.write_bytes(render(draw(report, title), suffix.removeprefix(".")))
+        save(draw(report, title), output)
     if json:
         for layer in report.layers:
             typer.echo(json_module.dumps(layer.as_dict()))

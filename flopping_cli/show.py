@@ -29,7 +29,6 @@ def show(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE.png", help="The picture, by default IMAGE's name-flopping.png."),
     ] = None,
-    html: Annotated[bool, typer.Option("--html", help="A page with the same beside it: FILE.html.")] = False,
     block: Annotated[
         int | None,
         typer.Option(
@@ -42,30 +41,29 @@ def show(
     channels: Annotated[int, typer.Option(min=1, max=8, help="How many channels of each kind are shown.")] = 3,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
     code: OwnCode = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a picture that is there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The numbers, as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw what a network computes for an image and for its mirror image: features, attention, and the answer.
 
-    Examples: flopping show butterfly.jpg; flopping show butterfly.jpg --model runs/e-vit-b --html
+    Examples: flopping show butterfly.jpg; flopping show butterfly.jpg --model runs/e-vit-b -o seen.png
     """
-    from flopping.lab.drawing import require_matplotlib
-
-    require_matplotlib()
+    from flopping.lab.drawing import require_figure, save
     from flopping.lab.show import format_difference, look, open_picture
-    from flopping.lab.show_figure import output_paths, write_files
+    from flopping.lab.show_figure import draw
 
     stem = image.replace(":", "-") if image.startswith("fashion-mnist:") else Path(image).stem
-    files = output_paths(output or Path(f"{stem}-flopping.png"), html, force)
+    output = output or Path(f"{stem}-flopping.png")
+    require_figure(output, force)
     picture = open_picture(image)
     with progress_console(quiet).status("looking at the image and its mirror image"):
         from flopping.deploy.classifier import open_classifier
 
         view = look(open_classifier(model, average=average, code=code), picture, block=block, channels=channels)
-        write_files(view, image, files)
+        save(draw(view), output)
     if json:
-        typer.echo(json_module.dumps({**view.numbers, "image": image, "files": list(map(str, files))}))
+        typer.echo(json_module.dumps({**view.numbers, "image": image, "file": str(output)}))
         return
     table = Table("class", caption=view.summary, caption_justify="left")
     for name in ("image", "mirror image"):
@@ -76,4 +74,4 @@ def show(
     console.print(table)
     for name, value in view.numbers["differences"].items():
         console.print(f"{name}: {format_difference(value)}", highlight=False)
-    typer.echo(f"The picture is {' and '.join(map(str, files))}")
+    typer.echo(f"The picture is {output}")

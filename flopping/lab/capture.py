@@ -66,12 +66,7 @@ def capture(model: nn.Module, image: Tensor, block: int | None = None) -> Captur
     Attention is that of the same block, by default of the last one.
     """
     network: Any = model
-    if not hasattr(model, "forward_intermediates") or not getattr(model, "feature_info", None):
-        raise UsageError(
-            f"{type(model).__name__} doesn't hand out its features: a network has timm's forward_intermediates and"
-            " feature_info, as all models of timm and of this library"
-        )
-    names = [str(info["module"]) for info in network.feature_info]
+    names = layer_names(model)
     if block is not None and not -len(names) <= block < len(names):
         raise UsageError(f"the network has the blocks 0 to {len(names) - 1} (-1 is the last one), got {block}")
     chosen, attending = (_default_block(model, len(names)), -1) if block is None else (block % len(names), block)
@@ -89,6 +84,16 @@ def capture(model: nn.Module, image: Tensor, block: int | None = None) -> Captur
     return Captured(
         chosen, names[chosen], layout, features, names[attending], attention, logits if classes else logits[:, :0]
     )
+
+
+def layer_names(model: nn.Module) -> list[str]:
+    """The modules whose features `forward_intermediates` gives: blocks of a transformer, stages of other networks."""
+    if not hasattr(model, "forward_intermediates") or not getattr(model, "feature_info", None):
+        raise UsageError(
+            f"{type(model).__name__} doesn't hand out its features: a network has timm's forward_intermediates and"
+            " feature_info, as the models of timm and of this library"
+        )
+    return [str(info["module"]) for info in model.feature_info]  # type: ignore[union-attr]
 
 
 def _default_block(model: nn.Module, blocks: int) -> int:

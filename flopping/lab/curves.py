@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from flopping.errors import UsageError
-from flopping.files import atomic_write
-from flopping.lab.drawing import COLOURS, finished, panels, render, style
+from flopping.lab.drawing import COLOURS, finished, panels, save, style
 from flopping.training.run_log import CURVES, LOG, read_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def show_curves(run: Path, name: str, console: Console) -> None:
@@ -21,17 +23,15 @@ def show_curves(run: Path, name: str, console: Console) -> None:
     if path.exists() and path.stat().st_mtime_ns >= (run / LOG).stat().st_mtime_ns:
         return
     try:
-        content = _draw(read_log(run), name)
+        save(_draw(read_log(run), name), path)
     except UsageError as error:  # a run needs no matplotlib
         console.print(f"No curves: {escape(str(error))}", highlight=False, soft_wrap=True)
         return
-    with atomic_write(path) as place:
-        place.write_bytes(content)
     console.print(f"Curves: {escape(str(path))}", highlight=False, soft_wrap=True)
 
 
-def _draw(events: Sequence[dict[str, Any]], name: str) -> bytes:
-    """A PNG of the loss and the accuracy of a run, from the events of its log."""
+def _draw(events: Sequence[dict[str, Any]], name: str) -> Figure:
+    """The loss and the accuracy of a run, from the events of its log."""
     with style():
         from matplotlib.ticker import MaxNLocator
 
@@ -51,4 +51,4 @@ def _draw(events: Sequence[dict[str, Any]], name: str) -> bytes:
         for axes in (loss, top1):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         top1.legend(loc="lower right")
-        return render(finished(figure), "png")
+        return finished(figure)

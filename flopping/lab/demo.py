@@ -14,9 +14,9 @@ from torch import Tensor
 from flopping import nn as fnn
 from flopping.cost.count import count
 from flopping.data.augment import Preparation, create_eval_transform
+from flopping.data.batches import read_evaluation_batches
 from flopping.data.fashion import EMBEDDED, open_fashion_mnist
-from flopping.data.images import IndexedDataset
-from flopping.data.loader import create_evaluation_loader
+from flopping.data.images import ImageDataset
 from flopping.errors import UsageError
 from flopping.features import Layout
 from flopping.groups import flop
@@ -134,7 +134,7 @@ def _show_parts(console: Console) -> None:
     )
 
 
-def _test(name: str, recipe: Recipe, run: Path, images: IndexedDataset) -> Outcome:
+def _test(name: str, recipe: Recipe, run: Path, images: ImageDataset) -> Outcome:
     """Show a trained network the test images and their mirror images."""
     model, _ = load_checkpoint(find_checkpoint(run / "last"))
     model.eval()
@@ -144,7 +144,7 @@ def _test(name: str, recipe: Recipe, run: Path, images: IndexedDataset) -> Outco
     with torch.no_grad():
         batches = [
             (model(batch.images).argmax(1), model(batch.images.flip(-1)).argmax(1), batch.labels)
-            for batch in create_evaluation_loader(images, preparation, 100, 0)
+            for batch in read_evaluation_batches(images, preparation, 100, 0)
         ]
     size = (recipe.in_chans, recipe.img_size, recipe.img_size)
     return Outcome(

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flopping.data.images import IndexedDataset
-from flopping.files import atomic_write
-from flopping.lab.drawing import BACKGROUND, COLOURS, INK, WIDTH, finished, render, style
+from flopping.data.images import ImageDataset
+from flopping.lab.drawing import BACKGROUND, COLOURS, INK, WIDTH, finished, save, style
 
 if TYPE_CHECKING:
     from flopping.lab.demo import Outcome
@@ -23,7 +22,7 @@ FIRST, SECOND = list(COLOURS.values())[:2]
 """Of the ordinary network and of the equivariant one."""
 
 
-def draw(ordinary: Outcome, equivariant: Outcome, images: IndexedDataset, shoes: Tensor, path: Path) -> None:
+def draw(ordinary: Outcome, equivariant: Outcome, images: ImageDataset, shoes: Tensor, path: Path) -> None:
     """Write the picture as PNG."""
     with style():
         from matplotlib.figure import Figure
@@ -42,9 +41,7 @@ def draw(ordinary: Outcome, equivariant: Outcome, images: IndexedDataset, shoes:
         left, right = bottom.subplots(1, 2, width_ratios=(1, 1.4))
         _draw_costs(left, ordinary, equivariant)
         _draw_accuracies(right, (ordinary, equivariant), shoes)
-        content = render(finished(figure), "png")
-    with atomic_write(path) as place:
-        place.write_bytes(content)
+        save(finished(figure), path)
 
 
 def _choose(ordinary: Outcome, equivariant: Outcome, shoes: Tensor) -> list[int]:

@@ -30,7 +30,7 @@ from flopping.testing import randomize_, relative_error
 TOLERANCE = 1e-2
 """Passes TF32; the logits of an ordinary network change by more when its images are mirrored."""
 LIMIT = 900.0
-"""Seconds after which a check is ended; compiling takes half a minute, and far more on a busy machine."""
+"""Seconds after which a check is ended: compiling takes half a minute. A busy machine gets as many times more."""
 SKIPPED_STEPS = 16
 """float16: so many steps may overflow, until the scale of the loss, which each of them halves, is small enough."""
 
@@ -78,14 +78,18 @@ def plan(device: str) -> list[Check]:
 
 
 def examine(checks: Sequence[Check], limit: float = LIMIT) -> Iterator[Result]:
-    """Run checks in a process each. One that crashes, or is not done in time, is a result like any other."""
+    """Run checks in a process each. One that crashes, or is not done in time, is a result like any other.
+
+    `limit` is for a machine on which nothing else runs.
+    """
     with tempfile.TemporaryDirectory(prefix="flopping-doctor-", ignore_cleanup_errors=True) as cache:
         for check in checks:
             problem = precision_problem(check.setting.dtype, torch.device(check.setting.device))
             if problem is not None:
                 yield Result(check.network, check.name, "no", None, problem)
             else:
-                yield _examine(check, {CACHE: cache}, limit)
+                busy = max(1.0, os.getloadavg()[0] / usable_cores())
+                yield _examine(check, {CACHE: cache}, limit * busy)
 
 
 def _examine(check: Check, environment: dict[str, str], limit: float) -> Result:
@@ -103,7 +107,7 @@ def _examine(check: Check, environment: dict[str, str], limit: float) -> Result:
     if problem is None and seconds:
         return Result(check.network, check.name, "pass", round(seconds[0], 2), None)
     if perf_counter() - start >= limit:
-        problem = f"not done after {limit:g} s"
+        problem = f"not done after {limit:.0f} s"
     return Result(check.network, check.name, "FAIL", None, problem or "the process ended without a result")
 
 

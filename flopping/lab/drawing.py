@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flopping.errors import UsageError
+from flopping.files import atomic_write, require_writable, suffix_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, GRID, BACKGROUND = "#1f2328", "#d8dee4", "#fefefe"
-"""Colours of text, grid and paper: no other element has them, so a page can replace them with its own."""
+"""Colours of text, grid and paper."""
 COLOURS = {"ResMLP": "#d55e00", "ViT": "#0072b2", "ConvNeXt": "#009e73", "others": "#cc79a7"}
 """The colour of each architecture: those of Okabe and Ito, which colour-blind people can tell apart."""
 WIDTH = 9.0  # inches: with letters of 9 points, legible on a page of 800 pixels
@@ -35,8 +36,6 @@ STYLE: dict[str, Any] = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), BACKGROUND),
     "legend.frameon": False,
-    "svg.hashsalt": "flopping",
-    "svg.fonttype": "path",
 }
 
 
@@ -62,13 +61,18 @@ def style() -> Iterator[None]:
         yield
 
 
-def render(figure: Figure, form: str) -> bytes:
-    """The figure as a file, `png` or `svg`: the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    silent = dict.fromkeys(("Date", "Creator", "Format", "Type") if form == "svg" else ("Software",))
-    with style():
-        figure.savefig(buffer, format=form, dpi=200, metadata=silent)
-    return buffer.getvalue()
+def require_figure(path: Path, force: bool) -> None:
+    """Refuse a path at which no figure can be written."""
+    if suffix_of(path, [".png"]) != ".png":
+        raise UsageError(f"a figure is a PNG file, so its name ends with .png, got {str(path)!r}")
+    require_writable(path, force)
+    require_matplotlib()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the figure as PNG: the same figure gives the same bytes."""
+    with style(), atomic_write(path) as place:
+        figure.savefig(place, format="png", dpi=200, metadata={"Software": None})
 
 
 def finished(figure: Figure) -> Figure:
@@ -96,16 +100,6 @@ def panels(number: int, height: float, share: bool = True) -> tuple[Figure, list
     for axes in found[:number]:
         axes.tick_params(length=0, labelbottom=True)
     return figure, found[:number]
-
-
-def label(
-    axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], ha: str, colour: str = INK
-) -> None:
-    """A word beside a point, with a rim that keeps lines away from it."""
-    from matplotlib.patheffects import withStroke
-
-    drawn = axes.annotate(text, at, shift, textcoords="offset points", ha=ha, va="center", fontsize=8, color=colour)
-    drawn.set_path_effects([withStroke(linewidth=2.5, foreground=BACKGROUND)])
 
 
 def logarithmic(axis: Any, limits: tuple[float, float] | None = None, digits: tuple[float, ...] = (1, 2, 5)) -> None:

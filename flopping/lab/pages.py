@@ -1,4 +1,4 @@
-"""Text from the templates of this package. Pages of HTML need no network, no script and no other file."""
+"""Text from the templates of this package."""
 
 from __future__ import annotations
 
@@ -6,25 +6,11 @@ import re
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
-_LATEX = {c: f"\\{c}" for c in "{}$%&#_"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # at the start of a row, an argument of the \\ before it
-    "]": "{]}",
-    "*": "{*}",
-    '"': r"\textquotedbl{}",
-    "\N{REPLACEMENT CHARACTER}": "?",
-}
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def render_template(name: str, **values: Any) -> str:
-    """The text of a template. In pages of HTML, values are escaped, unless they are `markupsafe.Markup`."""
+    """The text of a template."""
     return _environment().get_template(f"{name}.j2").render(**values)
 
 
@@ -32,13 +18,12 @@ def render_template(name: str, **values: Any) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("flopping.lab", "templates"),
-        autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"markdown": escape_markdown, "latex": escape_latex}
+    environment.filters["markdown"] = escape_markdown
     return environment
 
 
@@ -49,12 +34,3 @@ def escape_markdown(text: str) -> str:
     '&lt;b>\\|\\[x\\](y)\\_\\*\\`'
     """
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
-
-
-def escape_latex(text: str) -> str:
-    r"""Text that LaTeX sets as it is.
-
-    >>> print(escape_latex("50 % of a_b & {c} \\ [1]"))
-    50 \% of a\_b \& \{c\} \textbackslash{} {[}1{]}
-    """
-    return "".join(_LATEX.get(character, character) for character in text)

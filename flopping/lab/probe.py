@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +15,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flopping.data.augment import Preparation
+from flopping.data.batches import read_evaluation_batches
 from flopping.data.datasets import is_named, open_dataset
 from flopping.data.folders import SPLITS, UnlabelledFolder
-from flopping.data.images import ImageDataset, IndexedDataset
-from flopping.data.loader import create_evaluation_loader
-from flopping.errors import UsageError
-from flopping.lab.feature_maps import find_layers
+from flopping.data.images import ImageDataset
+from flopping.errors import UsageError, as_usage_error
+from flopping.lab.capture import layer_names
 from flopping.lab.steering import Moments, best_ridge, correlate, error_of, require_enough, steer
 
 FOLDS = torch.tensor([0, 0, 1, 2])
@@ -149,8 +151,8 @@ def probe(
     """How well the features of mirror images are predicted by those of images, layer by layer.
 
     `batches` are images `(B, C, H, W)` as the network takes them, in random order, on its device; the first `images`
-    of them are used. `layers` as for `find_layers`. Memory is needed for six matrices C x C in float64 per layer, and
-    the features of one batch. The network runs in evaluation mode, and is left as it was.
+    of them are used. `layers` as for `read_features`. Memory is needed for six matrices C x C in float64 per layer,
+    and the features of one batch. The network runs in evaluation mode, and is left as it was.
 
     >>> from flopping.models import VisionTransformer
     >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, invariant_share=0.5)
@@ -181,12 +183,13 @@ def _collect(
     """How many images there were, and the moments of each layer, one for each fold. No image is in two folds."""
     generator = torch.Generator().manual_seed(seed)
     moments: dict[str, list[Moments]] = {}
-    number, layers = 0, None
+    number = 0
     for batch in batches:
         batch = batch[: images - number]
-        layers = layers or find_layers(model, batch[:1], patterns)
         folds = FOLDS[torch.arange(number, number + len(batch)) % len(FOLDS)].to(batch.device)
-        for name, one, other in zip(layers.names, layers.read(batch), layers.read(batch.flip(-1)), strict=True):
+        features, mirrored = (read_features(model, each, patterns) for each in (batch, batch.flip(-1)))
+        for name, one in features.items():
+            other = mirrored[name]
             _, channels, height, width = one.maps.shape
             wanted = max(PLACES, -(-PAIRS * channels // images))
             places = torch.randperm(height * width, generator=generator)[:wanted].to(batch.device)
@@ -198,6 +201,49 @@ def _collect(
         if number >= images:
             break
     return number, moments
+
+
+class Features(NamedTuple):
+    """The features of a layer: maps `(B, C, H, W)`, and P tokens without a place `(B, P, C)`, as the class token."""
+
+    maps: Tensor
+    prefix: Tensor
+
+    def at(self, places: Tensor, *, mirrored: bool = False) -> Tensor:
+        """Features `(B, P + K, C)` of the tokens without a place, and of places, counted row by row `(K,)`.
+
+        `mirrored` gives the features at the mirrored places.
+        """
+        maps = self.maps.flip(-1) if mirrored else self.maps
+        return torch.cat((self.prefix, maps.flatten(2)[:, :, places].mT), 1)
+
+
+def read_features(model: nn.Module, images: Tensor, patterns: Sequence[str] = ()) -> dict[str, Features]:
+    """The features that `forward_intermediates` gives for images `(B, C, H, W)`, by the names of layers.
+
+    `patterns` choose among the names, with * and ?; each has to fit one.
+    """
+    network: Any = model
+    names = layer_names(model)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"no layer is called {pattern!r}; those that are probed are {', '.join(names)}")
+    options = {"intermediates_only": True, "output_fmt": "NCHW"}
+    options["return_prefix_tokens"] = bool(getattr(model, "num_prefix_tokens", 0))
+    known = signature(network.forward_intermediates).parameters
+    context = f"{type(model).__name__} can't be probed with images of {' x '.join(map(str, images.shape[1:]))}"
+    with as_usage_error(AssertionError, RuntimeError, TypeError, ValueError, context=context):
+        found = network.forward_intermediates(images, **{key: options[key] for key in options if key in known})
+    features = [
+        Features(one, one.new_zeros(len(one), 0, one.shape[1])) if isinstance(one, Tensor) else Features(*one)
+        for one in found
+    ]
+    chosen = patterns or ["*"]
+    return {
+        name: one
+        for name, one in zip(names, features, strict=True)
+        if any(fnmatchcase(name, pattern) for pattern in chosen)
+    }
 
 
 def examine(name: str, fit: Moments, choose: Moments, test: Moments) -> LayerReport:
@@ -212,10 +258,10 @@ def examine(name: str, fit: Moments, choose: Moments, test: Moments) -> LayerRep
     return LayerReport(name, fit.channels, test.pairs, ridge, best, involution, identity, spectrum)
 
 
-class Subset(IndexedDataset):
+class Subset(ImageDataset):
     """Some images of a data set, in an order of their own."""
 
-    def __init__(self, source: IndexedDataset, indices: Sequence[int]) -> None:
+    def __init__(self, source: ImageDataset, indices: Sequence[int]) -> None:
         self.source, self.indices = source, indices
         self.name, self.classes = source.name, source.classes
 
@@ -230,11 +276,13 @@ class Subset(IndexedDataset):
 
 
 def open_images(data: str, root: str | None, number: int, seed: int) -> ImageDataset:
-    """At most `number` images, chosen at random; of shards, the first ones.
+    """At most `number` images, chosen at random.
 
     `data` is the name of a data set, of which the test images are taken; or a folder: the images in its folder of test
     images (val/), or if there is none, all images in it and below. Classes don't matter.
     """
+    if not data:
+        raise UsageError("DATA '' names no folder: write . for the current one")
     if is_named(data):
         images = open_dataset(data, "test", root)
     elif root is not None:
@@ -242,8 +290,6 @@ def open_images(data: str, root: str | None, number: int, seed: int) -> ImageDat
     else:
         folder = Path(data)
         images = UnlabelledFolder(next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder))
-    if not isinstance(images, IndexedDataset):
-        return images
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     return Subset(images, order[:number].tolist())
 
@@ -252,7 +298,7 @@ def read_batches(
     images: ImageDataset, preparation: Preparation, batch: int, workers: int, unreadable: set[str]
 ) -> Iterator[Tensor]:
     """Batches `(B, C, H, W)` as a network takes them. What can't be read is left out and added to `unreadable`."""
-    for found in create_evaluation_loader(images, preparation, batch, workers):
+    for found in read_evaluation_batches(images, preparation, batch, workers):
         unreadable.update(map(images.locate, found.unreadable))
         readable = (found.labels >= 0).to(found.images.device)
         if readable.any():

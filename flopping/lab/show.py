@@ -1,4 +1,4 @@
-"""One picture that explains the idea: maps as images, and the words beside them, for the figure and for the page."""
+"""One picture that explains the idea: maps as images, and the words beside them, for the figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure and the page of `flopping show`. Needs matplotlib.
+"""The figure of `flopping show`. Needs matplotlib.
 
 The right half of the figure is laid out as the mirror image of the left half, so whatever a network doesn't mirror is
 seen at once. Lengths are inches, from the left and from the top.
@@ -6,19 +6,10 @@ seen at once. Lengths are inches, from the left and from the top.
 
 from __future__ import annotations
 
-import io
-from base64 import b64encode
-from contextlib import ExitStack
-from pathlib import Path
 from textwrap import shorten, wrap
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
-from flopping.errors import UsageError
-from flopping.files import atomic_write, require_writable, suffix_of
-from flopping.lab.drawing import COLOURS, GRID, INK, WIDTH, render, style
-from flopping.lab.pages import render_template
+from flopping.lab.drawing import COLOURS, GRID, INK, WIDTH, style
 from flopping.lab.show import Section, View
 
 if TYPE_CHECKING:
@@ -113,38 +104,3 @@ def _draw_answer(figure: Any, y: float, view: View) -> None:
     for line, score in enumerate(view.scores):
         name = shorten(score.label, 30, placeholder="…")
         _write(figure, WIDTH / 2, y + BAR * (line + 0.5), name, fontsize=8, ha="center", va="center")
-
-
-def output_paths(picture: Path, html: bool, force: bool) -> list[Path]:
-    """The files to write, a picture and a page beside it if asked for; refused where one is there already.
-
-    >>> [path.name for path in output_paths(Path("butterfly.png"), html=True, force=False)]
-    ['butterfly.png', 'butterfly.html']
-    """
-    if suffix_of(picture, [".png"]) != ".png":
-        raise UsageError(f"the picture is a PNG file, so its name ends with .png, got {str(picture)!r}")
-    found = [picture, picture.with_suffix(".html")] if html else [picture]
-    for path in found:
-        require_writable(path, force)
-    return found
-
-
-def write_files(view: View, image: str, paths: list[Path]) -> None:
-    """Write what `output_paths` has found; `image` is what the image is called."""
-    contents = [render_page(view, image) if path.suffix == ".html" else render(draw(view), "png") for path in paths]
-    with ExitStack() as stack:  # none gets its name before there was room for all
-        for path, content in zip(paths, contents, strict=True):
-            stack.enter_context(atomic_write(path)).write_bytes(content)
-
-
-def render_page(view: View, image: str) -> bytes:
-    """The page of HTML: the same panels and words, laid out by the browser for any screen."""
-    longest = max((max(score.probabilities) for score in view.scores), default=1.0)
-    return render_template("show.html", command="show", view=view, image=image, longest=longest, embed=_embed).encode()
-
-
-def _embed(pixels: Any) -> str:
-    """An image as an address that holds it."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png", optimize=True)
-    return f"data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"

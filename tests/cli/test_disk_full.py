@@ -11,8 +11,6 @@ from support.image_files import make_image
 from support.measurements import ordinary
 from support.training_runs import Launcher
 
-from flopping.files import WriteError
-from flopping.lab import show_figure
 from flopping_cli.bench import RecordFile
 
 SMALL = "convnext_flop_iso_test"
@@ -33,7 +31,7 @@ NOT_WRITTEN = {
     "a.pt2": ["export", SMALL, "-o"],
     "a.onnx": ["export", SMALL, "-o"],
     "folder": ["export", SMALL, "-o"],
-    "a.png": ["show", "photos/0.png", "--model", SMALL, "--html", "-o"],
+    "a.png": ["show", "photos/0.png", "--model", SMALL, "-o"],
 }
 
 
@@ -61,27 +59,6 @@ def test_files_that_find_no_room(output: str, older: bool, photos: Path, launche
     assert found.err == f"{str(path)!r} was not written: {FULL}; the previous file is unchanged\n"
     files = {file: file.read_text() for file in path.parent.rglob("*") if file.is_file()}
     assert files == ({kept: "older"} if older else {})
-
-
-def test_a_page_that_finds_no_room_beside_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is replaced, and the message names the one that was too large."""
-    made = [tmp_path / name for name in ("a.png", "a.html")]
-    for path in made:
-        path.write_text("older")
-    monkeypatch.setattr(show_figure, "draw", lambda view: None)
-    monkeypatch.setattr(show_figure, "render", lambda figure, form: b"picture")
-    monkeypatch.setattr(show_figure, "render_page", lambda view, image: b"page")
-    write = Path.write_bytes
-
-    def full(path: Path, content: bytes) -> int:
-        if path.suffix == ".html":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(WriteError, match=r"a\.html' was not written: No space left on device"):
-        show_figure.write_files(None, "photo", made)  # type: ignore[arg-type]
-    assert [path.read_text() for path in made] == ["older", "older"]
 
 
 def test_records_that_could_not_be_written_are_not_said_to_be_kept(

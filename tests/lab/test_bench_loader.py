@@ -27,7 +27,7 @@ def test_figures_of_images_in_memory() -> None:
     assert found["ratio"] == pytest.approx(found["loader"] / found["network"])
 
 
-def test_a_table_of_a_stream(tmp_path: Path) -> None:
+def test_a_table_of_shards(tmp_path: Path) -> None:
     root = web_dataset(tmp_path, {"train": (20, 20)})
     changes = "in_chans=3", "mean=null", "std=null", "batch_size=8"
     code, out, err = bench(*changes, "--data", "wds/it", "--root", str(root), "--workers", "0", *TINY)

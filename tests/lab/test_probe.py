@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +12,13 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from support.at_once import at_once
 from support.training_runs import call
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from flopping import Layout, flop
-from flopping import nn as fnn
 from flopping.errors import UsageError
-from flopping.lab.feature_maps import find_layers, token_grid
-from flopping.lab.probe import EIGHTHS, LayerReport, Report, probe
+from flopping.lab.probe import EIGHTHS, LayerReport, Report, probe, read_features
 from flopping.lab.probe_figure import draw
 from flopping.models import ConvNeXt, VisionTransformer
 from flopping.models.backbone import Backbone
@@ -88,84 +84,35 @@ def test_an_ordinary_network_is_not_equivariant() -> None:
     assert all(layer.error > 0.5 and layer.counts.neither > 0.8 for layer in found.layers)
 
 
-class Net(nn.Module):
-    """An ordinary network of someone's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 6, 4, 4)
-        self.blocks = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.Tanh())
-        self.head = nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
-        return out
-
-
-def own_layers() -> nn.Module:
-    layout = Layout.regular(flop, 8, extra=4)
-    return fnn.Sequential(
-        fnn.PatchEmbed(layout, img_size=32, patch_size=8),
-        fnn.TransformerBlock(layout, num_heads=2),
-        fnn.InvariantHead(layout, num_classes=2),
-    )
-
-
 def stages() -> nn.Module:
     return ConvNeXt(depths=(1, 2), dims=(8, 16), patch_size=4, num_classes=2)
 
 
-def ordinary_vit() -> nn.Module:
-    return timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=12, depth=2, num_classes=2)
-
-
-@pytest.mark.parametrize(
-    ("build", "patterns", "names"),
-    [
-        (Net, [], ["stem", "blocks.0", "blocks.1"]),
-        (Net, ["blocks.*"], ["blocks.0", "blocks.1"]),
-        (own_layers, [], ["0", "1"]),
-        (stages, ["stages.1"], ["stages.1"]),
-        (stages, ["stages.1.blocks.?"], ["stages.1.blocks.0", "stages.1.blocks.1"]),
-        (ordinary_vit, ["*.1"], ["blocks.1"]),
-        (ordinary_vit, ["blocks.1.mlp"], ["blocks.1.mlp"]),
-        (lambda: timm.create_model("vgg11", num_classes=2), ["features.0"], ["features.0"]),
-    ],
-)
-def test_layers_are_found_by_name(build: Callable[[], nn.Module], patterns: list[str], names: list[str]) -> None:
-    assert list(find_layers(build().eval(), torch.zeros(1, 3, 32, 32), patterns).names) == names
-
-
-def test_modules_by_name_have_the_layout_that_they_declare() -> None:
-    for model, patterns, expected in ((own_layers(), [], (6, 2)), (stages(), ["stages.1.blocks.?"], (8, 8))):
-        found = probe(randomize_(model), noise(2, 24, 3, 32, 32), 48, layers=patterns)
-        assert [(layer.even, layer.odd) for layer in found.layers] == [expected] * 2
-
-
-def test_tokens_of_a_module_lie_on_the_grid_of_the_image() -> None:
+def test_layers_are_blocks_or_stages_chosen_by_name() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=12, depth=2, num_classes=2).eval()
     images = torch.zeros(1, 3, 32, 32)
-    (hooked,) = find_layers(ordinary_vit(), images, ["blocks.1.mlp"]).read(images)
-    assert (tuple(hooked.maps.shape), tuple(hooked.prefix.shape)) == ((1, 12, 2, 2), (1, 1, 12))
-    assert (token_grid(5, (32, 32)), token_grid(16 + 9, (32, 32))) == ((2, 2), None)
+    assert list(read_features(stages(), images)) == ["stages.0", "stages.1"]
+    found = read_features(vit, images, ["*.1"])
+    assert {name: (tuple(f.maps.shape), tuple(f.prefix.shape)) for name, f in found.items()} == {
+        "blocks.1": ((1, 12, 2, 2), (1, 1, 12))
+    }
 
 
 def test_the_network_is_left_as_it_was_and_the_same_seed_gives_the_same() -> None:
-    model, images = randomize_(Net()), noise(48, 3, 16, 16)
+    model, images = randomize_(stages()), noise(48, 3, 16, 16)
     model.train().stem.eval()
     one, other, again = (probe(model, images.split(size), 48) for size in (48, 7, 7))
     assert again == other
-    assert [layer.error for layer in one.layers] == pytest.approx([x.error for x in other.layers], rel=1e-4)
+    assert [layer.error for layer in one.layers] == pytest.approx([x.error for x in other.layers], rel=1e-4, abs=1e-6)
     assert (model.training, model.stem.training) == (True, False)
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize(
     ("model", "images", "layers", "message"),
     [
-        (nn.Flatten, 16, [], "no layer of Flatten"),
-        (Net, 16, ["stm"], "'stm'; those that are probed by default are stem, blocks.0, blocks.1"),
-        (Net, 16, ["head"], "^head: "),
-        (Net, 3, [], "got 3"),
+        (nn.Flatten, 16, [], "Flatten .*forward_intermediates"),
+        (stages, 16, ["stage"], "'stage'; those that are probed are stages.0, stages.1"),
+        (stages, 3, [], "got 3"),
         (lambda: VisionTransformer(**TINY, depth=1), 16, [], "VisionTransformer.* 3 x 16 x 16"),
         (lambda: ConvNeXt(depths=(1,), dims=(64,), patch_size=16), 16, [], "64 channels.* got 8: take 16 times"),
     ],
@@ -245,16 +192,15 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{path}:build"
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_command_on_a_folder_of_photos(own: str, photos: Path, tmp_path: Path, width: int) -> None:
+def test_the_command_on_a_folder_of_photos(own: str, photos: Path, tmp_path: Path) -> None:
     figure = tmp_path / "a.png"
     figure.write_text("older")
     arguments = ["probe", own, str(photos), "-o", str(figure), "--force", "--batch", "16"]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": str(width)})
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
     assert (done.exit_code, done.stderr.strip()) == (0, ""), done.output
     title, *lines = done.stdout.splitlines()
     assert f"{own} on 40 images of {photos}" == title
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= 80
     (row,) = (line.split() for line in lines if "blocks.1" in line)
     assert row[1:3] + row[4:9:2] == ["0.000", "0.000", "50", "50", "0"]
     assert "invariant_share=0." in done.stdout
@@ -281,27 +227,23 @@ def test_images_that_cannot_be_read_are_named_and_pipes_and_devices_left_out(
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "device.png").symlink_to("/dev/zero")
-    command = [sys.executable, "-m", "flopping", "probe", own, str(tmp_path), "-q"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 1
-    assert "1 image could not be read" in ended.stderr
-    assert "broken.jpg" in ended.stderr
-    assert "on 40 images" in ended.stdout
+    with at_once(60):
+        ended = call("probe", own, str(tmp_path), "-q")
+    assert ended.code == 1
+    assert "1 image could not be read" in ended.err
+    assert "broken.jpg" in ended.err
+    assert "on 40 images" in ended.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--root", "x"], ["--root"]),
-        (["-o", "a.jpg"], ["FILE.png or FILE.svg", "'a.jpg'"]),
+        (["-o", "a.jpg"], ["ends with .png", "'a.jpg'"]),
         (["-o", "there.png"], ["--force"]),
         (["-o", ""], ["no name of a file"]),
         (["--layers", "stem"], ["'stem'"]),
-        *(
-            ([option, value], [option])
-            for option in ("--images", "--batch", "--seed", "--workers", "--img-size")
-            for value in ("-1", "1e400", "nan", "9" * 30)
-        ),
+        *(([option, "9" * 30], [option]) for option in ("--images", "--batch", "--seed", "--workers", "--img-size")),
     ],
 )
 def test_refusals_of_the_command(
@@ -320,3 +262,4 @@ def test_a_folder_with_test_images_gives_these(own: str, images: Path) -> None:
     ended = call("probe", own, str(images), "--json", "--layers", "blocks.0")
     assert json.loads(ended.out.splitlines()[-1])["images"] == 12
     assert "none" in call("probe", own, "none").err
+    assert "DATA ''" in call("probe", own, "").err

@@ -1,31 +1,29 @@
-"""`flopping report`: what it prints, the folder it writes, the page in a real browser, and what it refuses."""
+"""`flopping report`: what it prints, the page and the figure that it writes, and what it refuses."""
 
 import json
 import os
 import re
 import sys
-from html import unescape
 from pathlib import Path
 
+import matplotlib
 import pytest
 from click.testing import Result
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
-from PIL import Image
-from support.browser import Reader, brightness, browse, needs_browser, seen
-from support.measurements import COSTS, equivariant, many, ordinary, own
-from test_tables import BY_HAND
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from support.measurements import equivariant, many, ordinary, own
 from typer.testing import CliRunner
 
 from flopping.cost.records import append
-from flopping.errors import UsageError
 from flopping.lab.drawing import COLOURS
-from flopping.lab.report import figures, report_folder, tables
+from flopping.lab.report import tables
 from flopping.lab.report.comparison import FAMILIES, OTHERS, compare
-from flopping.lab.report.report_folder import CAPTIONS, FILES, GENERATOR, PAGE, build, page, require_folder, write
+from flopping.lab.report.page import draw, write_page
 from flopping_cli import app
 
 PAIR = [ordinary(), equivariant()]
-EVIL = "</caption><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
 
 
 @pytest.fixture
@@ -33,33 +31,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "a.jsonl"
     append(path, PAIR)
     return path
-
-
-@pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting all networks takes seconds, and is tested elsewhere."""
-    monkeypatch.setattr(figures, "paper_costs", lambda progress: COSTS)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty figures, where only their names matter."""
-    monkeypatch.setattr(report_folder, "accuracy_against_flops", Figure)
-    monkeypatch.setattr(report_folder, "flops_against_parameters", lambda costs: Figure())
-    monkeypatch.setattr(report_folder, "render", lambda figure, form: f"<svg>{form}</svg>".encode())
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of everything, with foreign text wherever a file can put it."""
-    path = tmp_path_factory.mktemp("report")
-    write(path, build([*many(), own(EVIL, "my_net.py:build", run="run-own", command=EVIL, problem=EVIL)], COSTS))
-    return path
-
-
-@pytest.fixture(scope="module")
-def text(folder: Path) -> str:
-    return (folder / PAGE).read_text(encoding="utf-8")
 
 
 def run(*arguments: str | Path) -> Result:
@@ -73,12 +44,11 @@ def refusal(*arguments: str | Path) -> str:
     return " ".join(result.output.replace("│", " ").split())
 
 
-def test_tables_are_printed_in_four_formats(file: Path) -> None:
+def test_tables_are_printed_in_three_formats(file: Path) -> None:
     rows = compare(PAIR)
     assert "1.60 [1.50, 2.10]" in run(file).output
     assert run(file, "--format", "table").output == run(file).output
     assert run(file, "--format", "markdown").output == tables.markdown(rows)
-    assert run(file, "--format", "latex").output == tables.latex(rows)
     for words in (["--format", "jsonl"], ["--json"]):
         lines = run(file, *words).output.splitlines()
         assert [json.loads(line) for line in lines] == [row.figures for row in rows]
@@ -91,146 +61,104 @@ def test_several_files_are_one_report_and_a_file_counts_once(file: Path, tmp_pat
     assert [json.loads(line)["paper"] for line in printed.splitlines()] == ["ResMLP-S24", "ViT-B", "E(ViT-B)"]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_page_is_built_and_built_again(file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "report"
-    assert str(out / PAGE) in run(file, "-o", out).output.replace("\n", "")
-    first = {name: (out / name).read_bytes() for name in os.listdir(out)}
-    assert sorted(first) == sorted(FILES)
-    assert first["table.md"].decode() == tables.markdown(compare(PAIR))
-    assert first["table.tex"].decode() == tables.latex(compare(PAIR))
-    assert run(file, "-o", out).exit_code == 0
-    assert {name: (out / name).read_bytes() for name in os.listdir(out)} == first
-    (out / "mine.txt").write_text("mine")
-    write(out, build([ordinary()], COSTS))  # what a report no longer has is removed
-    assert set(os.listdir(out)) == {*FILES, "mine.txt"} - {"gain.svg", "gain.png"}
-    assert "No speed-up was measured" in (out / PAGE).read_text()
-
-
-def test_a_folder_below_a_file_is_refused_before_anything_is_counted(file: Path) -> None:
-    with pytest.raises(UsageError, match=re.escape(str(file))):
-        require_folder(file / "site" / "page")
-
-
-@pytest.mark.parametrize("name", [PAGE, "gain.png"])
-@pytest.mark.usefixtures("undrawn")
-def test_files_of_others_are_kept_unless_forced(file: Path, tmp_path: Path, name: str) -> None:
-    out = tmp_path / "site"
-    out.mkdir()
-    (out / name).write_text("<html>my own</html>")
-    message = refusal(file, "-o", out)
-    assert name in message
-    assert "--force" in message
-    assert os.listdir(out) == [name]
-    assert (out / name).read_text() == "<html>my own</html>"
-    assert run(file, "-o", out, "--force").exit_code == 0
-    assert sorted(os.listdir(out)) == sorted(FILES)
+def test_a_page_has_the_tables_and_its_figure_and_is_replaced_only_by_force(file: Path, tmp_path: Path) -> None:
+    page, picture = tmp_path / "all.md", tmp_path / "all.png"
+    assert run(file, "-o", page).exit_code == 0
+    first = page.read_bytes(), picture.read_bytes()
+    assert (
+        first[0].decode()
+        == f"![Speed-up over the FLOPs of the ordinary network](all.png)\n\n{tables.markdown(compare(PAIR))}"
+    )
+    assert first[1].startswith(b"\x89PNG\r\n\x1a\n")
+    for there in (page, picture):
+        aside = there.rename(tmp_path / "aside")
+        assert "--force" in refusal(file, "-o", page)
+        aside.rename(there)
+    assert run(file, "-o", page, "--force").exit_code == 0
+    assert (page.read_bytes(), picture.read_bytes()) == first
+    write_page(compare([ordinary()]), tmp_path / "one.md")
+    assert not (tmp_path / "one.png").exists(), "nothing was compared"
 
 
 def test_bad_arguments_are_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad, out = tmp_path / "b.jsonl", tmp_path / "out"
+    bad, out = tmp_path / "b.jsonl", tmp_path / "out.md"
     bad.write_text('{"a": 1}\n')
-    monkeypatch.setattr(figures, "paper_costs", lambda progress: pytest.fail("counted for a page that is not made"))
     for arguments, words in (
         ([file, bad, "-o", out], "line 1"),
         ([tmp_path / "none.jsonl"], "No such file"),
-        ([file, "--format", "latex", "-o", out], "--format latex"),
-        ([file, "--format", "latex", "--json"], "--format latex"),
+        ([file, "--format", "markdown", "-o", out], "--format markdown"),
+        ([file, "--format", "markdown", "--json"], "--format markdown"),
         ([file, "--force"], "--force"),
-        ([file, "-o", file], "is a file"),
+        ([file, "-o", tmp_path / "report"], "ends with .md"),
+        ([file, "-o", file / "out.md"], "no folder"),
     ):
         assert words in refusal(*arguments)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "pip install 'flopping[plot]'" in refusal(file, "-o", out)
-    assert not out.exists()
+    assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "b.jsonl"]
     assert run(file).exit_code == 0  # tables need no matplotlib
 
 
-# The page -----------------------------------------------------------------------------------------------------------
+# The figure ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_has_every_figure_of_the_table() -> None:
-    (table,) = Reader(page(compare(PAIR), PAIR, {})).tables
-    assert table[-1] == list(BY_HAND.values())
-    assert table[0] == [*dict.fromkeys(name.removesuffix(" (paper)") for name in BY_HAND)]
-    assert table[1] == ["paper" if "(paper)" in name else "ours" for name in list(BY_HAND)[1:]]
+def lines(figure: Figure) -> dict[str, Line2D]:
+    """What was drawn with a name."""
+    found = [line for axes in figure.axes for line in axes.lines]
+    return {str(line.get_label())[1:]: line for line in found if str(line.get_label()).startswith("_")}
 
 
-def test_the_page_is_well_formed_and_has_every_row(text: str) -> None:
-    reader = Reader(text)
-    assert reader.open == []
-    assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
-    assert GENERATOR in text
-    assert len(re.findall(r"<title>[^<]+</title>", text)) == 1
-    assert len(re.findall(r"<caption>", text)) == len(reader.tables) == 4
-    names = [value for _, name, value in reader.attributes if name == "id"]
-    assert len(names) == len(set(names))
-    targets = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text))
-    assert targets
-    assert targets <= set(names)
-    assert {f"figure-{name}" for name in CAPTIONS} <= set(names)
-    labels = [value for tag, name, value in reader.attributes if (tag, name) == ("svg", "aria-label")]
-    assert sorted(labels) == sorted(CAPTIONS.values())
-    cells = [line[0].partition(" [")[0] for table in reader.tables for line in table]
-    assert {row.name for row in compare(many())} <= set(cells)
+def points(line: Line2D) -> list[tuple[float, float]]:
+    return [tuple(point) for point in line.get_xydata().tolist()]
+
+
+def bars(figure: Figure) -> dict[str, ErrorbarContainer]:
+    return {str(container.get_label())[1:]: container for axes in figure.axes for container in axes.containers}
+
+
+def test_speedups_stand_over_the_baselines_flops_with_their_intervals() -> None:
+    figure = draw(compare(PAIR))
+    (axes,) = figure.axes
+    assert list(bars(figure)) == ["ours E(ViT-B)"]
+    point, _, (interval,) = bars(figure)["ours E(ViT-B)"].lines
+    assert points(point) == [(18.0, pytest.approx(1.6))]
+    assert interval.get_segments()[0].tolist() == [[18.0, pytest.approx(1.5)], [18.0, pytest.approx(2.1)]]
+    found = lines(figure)
+    assert points(found["paper E(ViT-B)"]) == [(18.0, pytest.approx(3266 / 3088))]
+    assert points(found["bound E(ViT-B)"]) == [(18.0, 2.0)]
+    assert [text.get_text() for text in axes.texts] == ["B"]
+    title = " ".join(axes.get_title(loc="left").split())
+    assert title == "Inference, compiled, float32, batch 8, cpu, 2 threads, Testor 9000"
+    assert axes.get_ylim()[0] < 1 < axes.get_ylim()[1]
+    assert draw(compare([ordinary(flops=None), equivariant()])) is None
+
+
+def test_every_setting_has_a_panel_and_training_no_values_of_the_paper() -> None:
+    figure = draw(compare(many()))
+    assert [len(axes.containers) for axes in figure.axes] == [7, 6, 6, 6]
+    drawn = [sum(str(line.get_label()).startswith("_paper") for line in axes.lines) for axes in figure.axes]
+    assert drawn == [6, 6, 0, 6]
     assert set(COLOURS) == {*FAMILIES, OTHERS}
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["ResMLP", "ViT", "ConvNeXt", "others", "E(X)", "the paper's, A100", "FLOPs of X over those of E"]
+    for shown in (figure, draw(compare(PAIR))):  # wide and narrow: all of the legend is on it
+        box = shown.legends[0].get_window_extent()
+        assert shown.bbox.x0 <= box.x0 < box.x1 <= shown.bbox.x1
 
 
-def test_nothing_is_fetched(text: str, folder: Path) -> None:
-    for _, name, value in Reader(text).attributes:
-        if name in ("src", "href", "xlink:href", "action", "data", "srcset"):
-            assert value.startswith("#") or (folder / value).is_file(), value
-    assert not re.search(r"@import|url\((?!#)|<link|<iframe|<script", text)
+def test_the_users_settings_change_nothing_and_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = compare([*PAIR, own("x"), own("$a$_{b}\\frac 中 <b>", "x", flops=9e9)])
+    assert not any(text.get_parse_math() for text in draw(rows).findobj(Text))  # dollars are dollars
+    write_page(rows, tmp_path / "a.md")
+    monkeypatch.setitem(matplotlib.rcParams, "font.size", 31.0)
+    monkeypatch.setitem(matplotlib.rcParams, "axes.labelpad", 40.0)  # one that we don't set
+    write_page(rows, tmp_path / "b.md")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert matplotlib.rcParams["font.size"] == 31.0
 
 
-def test_foreign_text_stays_text_and_notes_are_there(text: str) -> None:
-    assert "<img" not in text
-    assert "alert(2)&gt;" in text
-    cells = [line[0] for line in Reader(text).tables[0]]
-    assert f"{EVIL} [2]" in cells
-    assert "<script>alert(1)</script>" in cells
-    plain = unescape(re.sub(r"\s+", " ", text))
-    for words in (
-        "Testor 9000, 2 cores, 24 GiB, Linux 6.1",
-        "flopping bench 'E(ViT-B)'",
-        "2026-01-01T00:00:00Z",
-        "E(ViT-H) has no times: out of memory",
-        "had an IQR of 1.2% to 7.0%",
-        "Only ratios within one run are comparable",
-        "efficiency 0.50 to 1.00; 1 without times.",
-    ):
-        assert words in plain, words
-
-
-@needs_browser
-@pytest.mark.parametrize("width", [1280, 400])
-def test_a_browser_shows_all_of_it(folder: Path, tmp_path: Path, width: int) -> None:
-    found = seen(folder / PAGE, tmp_path, width)
-    assert found["width"] == width
-    assert found["content"] <= width, "the page scrolls sideways"
-    assert found["wide"] == []
-    assert found["rows"] == 51 + 1 + 4 + 3 * 3  # networks and the names of their families
-    assert (found["alerts"], found["images"], found["requests"], found["scripts"]) == (0, [], 0, 1)
-    assert len(found["figures"]) == 3
-    for left, across, high in found["figures"]:
-        assert left >= 0
-        assert across > 0.6 * width
-        assert high > 0.25 * across
-    assert all(across > 300 and high > 300 for _, across, high in found["tables"])
-    own, *others = found["tables"]  # which has a name of 66 characters
-    assert own[1] > others[0][1]
-    assert width < 1000 or all(left + across <= width for left, across, _ in others), "a table is clipped"
-
-
-@needs_browser
-def test_light_and_dark_pages_have_their_colours(folder: Path, tmp_path: Path) -> None:
-    dark = seen(folder / PAGE, tmp_path, 1000, "--blink-settings=preferredColorScheme=0")
-    assert brightness(dark["background"]) < 40
-    assert brightness(dark["colour"]) > 200
-    shot = tmp_path / "page.png"
-    browse(folder / PAGE, tmp_path, f"--screenshot={shot}", "--window-size=1200,1400")
-    image = Image.open(shot).convert("RGB")
-    painted = {f"#{r:02x}{g:02x}{b:02x}": number for number, (r, g, b) in image.getcolors(1 << 24)}
-    assert painted["#fefefe"] > image.width * image.height / 2
-    for colour in COLOURS.values():
-        assert painted.get(colour, 0) > 50, colour
+def test_matplotlib_is_imported_by_functions_only() -> None:
+    """So that it stays optional, and commands that draw nothing don't wait for it."""
+    for path in Path(tables.__file__).parents[2].rglob("*.py"):
+        text = re.sub(r"if TYPE_CHECKING:\n(?:    .*\n|\n)+", "", path.read_text(encoding="utf-8"))
+        assert not re.search(r"^(?:import|from) matplotlib|pyplot", text, re.MULTILINE), path

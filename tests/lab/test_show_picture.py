@@ -1,18 +1,11 @@
-"""What `flopping show` draws: the picture, and the page in a real browser."""
-
-import base64
-import io
-import re
-from pathlib import Path
+"""What `flopping show` draws."""
 
 import numpy as np
 import pytest
-from PIL import Image
-from support.browser import Reader, needs_browser, seen
 from support.views import FAMILIES, classifier, equivariant, network, ordinary, photo
 
 from flopping.lab.show import RGB, look
-from flopping.lab.show_figure import draw, render_page
+from flopping.lab.show_figure import draw
 
 
 def warmth(pixels: RGB) -> np.ndarray:
@@ -82,50 +75,3 @@ def test_every_family_is_drawn(name: str) -> None:
     text = " ".join(text.get_text() for text in figure.texts)
     assert "Strength of the features: mirrored" in text
     assert ("stages.1" if name == "convnext_flop_test" else "blocks.") in text
-
-
-# the page
-
-EVIL = "<script>alert(1)</script>\"'&.png"
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_bytes(render_page(equivariant(), EVIL))
-    return path
-
-
-def test_the_page_shows_what_the_picture_shows_and_needs_nothing_else(page: Path) -> None:
-    text = page.read_text("utf-8")
-    reader = Reader(text)
-    assert reader.open == []
-    assert EVIL not in text
-    assert not [value for _, name, value in reader.attributes if name in ("href", "action", "srcset", "data")]
-    assert not re.search(r"@import|url\(|<link|<iframe|<script|https?:", text)
-    sources = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="the (?:mirror )?image: ', text)
-    panels = [panel for section in equivariant().sections for panel in section.panels]
-    shown = [pixels for panel in panels for pixels in (panel.image, panel.mirrored)]
-    for source, pixels in zip(sources, shown, strict=True):
-        with Image.open(io.BytesIO(base64.b64decode(source))) as image:
-            assert np.array_equal(np.asarray(image), pixels)
-    (table,) = reader.tables
-    assert table[0] == ["the image", "class", "its mirror image"]
-    assert table[1:] == [[score.texts[0], score.label, score.texts[1]] for score in equivariant().scores]
-
-
-@needs_browser
-@pytest.mark.parametrize("width", [1200, 380])
-def test_a_browser_shows_all_of_it(page: Path, tmp_path: Path, width: int) -> None:
-    found = seen(page, tmp_path, width)
-    assert found["width"] == width
-    assert found["content"] <= width, "the page scrolls sideways"
-    assert found["wide"] == []
-    assert (found["alerts"], found["broken"], found["requests"], found["scripts"]) == (0, 0, 0, 1)
-    assert len(found["images"]) == 16
-    for left, across, high in found["images"]:
-        assert left >= 0
-        assert across == pytest.approx(high, rel=0.1)
-        assert across > 100, "too small to see"
-    for (left, across, _), (right, *_) in zip(found["images"][::2], found["images"][1::2], strict=True):
-        assert left + across + right == pytest.approx(width, abs=20), "not laid out as a mirror image"

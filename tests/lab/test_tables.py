@@ -1,4 +1,4 @@
-"""The same figures in the terminal, in Markdown and in LaTeX; nothing is cut, nothing is taken for markup."""
+"""The same figures in the terminal and in Markdown; nothing is cut, nothing is taken for markup."""
 
 import io
 import re
@@ -53,13 +53,6 @@ def in_markdown(rows: list[Row]) -> list[dict[str, str]]:
     return [dict(zip(plain[0], line, strict=True)) for line in plain[1:]]
 
 
-def in_latex(rows: list[Row]) -> list[list[str]]:
-    """The cells of all lines of the first table, from the one that says whose the columns are."""
-    body = tables.latex(rows).split(r"\bottomrule")[0].partition(r"\toprule")[2]
-    lines = [line for line in body.splitlines() if line.endswith(r"\\")][1:]
-    return [re.split(r" ?(?<!\\)& ?", line.removesuffix(r" \\")) for line in lines]
-
-
 def test_markdown_has_every_figure() -> None:
     assert in_markdown(PAIR)[1] == BY_HAND
 
@@ -69,25 +62,6 @@ def test_terminal_has_the_main_figures_or_all(wide: bool) -> None:
     (line,) = [line for line in in_terminal(PAIR, wide=wide).splitlines() if line.split()[:1] == ["E(ViT-B)"]]
     figures = " ".join(text for name, text in BY_HAND.items() if wide or name in NARROW)
     assert " ".join(line.split()) == figures
-
-
-def test_latex_has_every_figure() -> None:
-    whose, _, line = in_latex(PAIR)
-    assert [cell.replace("{[}", "[").replace("{]}", "]") for cell in line] == list(BY_HAND.values())
-    assert whose == ["", *("paper" if "(paper)" in name else "ours" for name in list(BY_HAND)[1:])]
-
-
-def test_latex_is_whole() -> None:
-    """As far as it can be told without setting it: balanced, and as many cells in each line as there are columns."""
-    text = tables.latex(compare(many()))
-    assert text.count(r"\begin{table*}") == text.count(r"\end{table*}") == text.count(r"\bottomrule") == 4
-    plain = re.sub(r"\\[{}]", "", text)
-    assert plain.count("{") == plain.count("}")
-    for table in text.split(r"\begin{tabular}")[1:]:
-        number = len(re.match(r"\{(l(r+))\}", table)[1])
-        for line in re.findall(r"^(.*) \\\\$", table, re.MULTILINE):
-            spans = [int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line)]
-            assert len(re.findall(r"(?<!\\)&", line)) + 1 + sum(spans) == number
 
 
 def test_a_column_without_figures_is_left_out() -> None:
@@ -110,7 +84,7 @@ def test_the_title_names_the_gpu_if_it_was_used() -> None:
         assert words in tables.markdown(compare([ordinary(machine=machine, setting=in_setting(device=device))]))
 
 
-@pytest.mark.parametrize("write", [in_terminal, tables.markdown, tables.latex], ids=["terminal", "markdown", "latex"])
+@pytest.mark.parametrize("write", [in_terminal, tables.markdown], ids=["terminal", "markdown"])
 def test_notes_say_how_where_and_what(write: object) -> None:
     """The words, whatever the escapes between them."""
     text = re.sub(r"[\\{}]", "", " ".join(write(compare(many())[:17]).split()))  # type: ignore[operator]
@@ -155,12 +129,3 @@ def test_names_are_not_taken_for_markup(name: str) -> None:
     (line,) = in_markdown(rows)
     assert line["model"].replace("&lt;", "<").replace("&amp;", "&") == f"{name} [1]"
     assert "<" not in tables.markdown(rows)
-    (_, line) = in_latex(rows)
-    back = {r"\textbackslash": "\\", r"\textasciitilde": "~", r"\textasciicircum": "^", r"\textbar": "|"}
-    back |= {r"\textless": "<", r"\textgreater": ">", r"\textquotedbl": '"'}
-    cell = re.sub(r"(\\text[a-z]+)\{\}", lambda match: f"\0{ord(back[match[1]])}\0", line[0])
-    cell = re.sub(r"(?<!\\)[{}]", "", cell)
-    assert not re.search(r"(?<!\\)[$%&#_]", cell)
-    assert not re.search(r"(?<!\{)[\[*]", line[0])  # behind the end of a line they would be arguments of it
-    cell = re.sub(r"\\(.)", r"\1", cell)
-    assert re.sub("\0(.*?)\0", lambda match: chr(int(match[1])), cell) == f"{name} [1]"

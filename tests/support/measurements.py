@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flopping.cost.overview import Row as Cost
 from flopping.cost.records import Memory, Record, Setting
 from flopping.machine import Machine
-from flopping.models.paper import results
 
 MACHINE = Machine(
     processor="Testor 9000",
@@ -124,11 +122,3 @@ def many() -> list[Record]:
     found.append(own("my_net.py:build", run="run-own"))
     found.append(own("<script>alert(1)</script>", "my_net.py:build", flops=9e9, run="run-own", noise=0.07))
     return found
-
-
-COSTS = [
-    Cost("ViT-B", "x", 86_600_000, 0, 17.68e9, 17e9, results()["ViT-B"]),
-    Cost("E(ViT-B)", "e", 43_300_000, 0, 9.0e9, 8e9, results()["E(ViT-B)"]),
-    Cost("H(ViT-B)", "h", 64_000_000, 0, 13.0e9, 12e9, results()["H(ViT-B)"]),
-    Cost("E(ConvNeXt-S (iso.))", "c", 11_000_000, 0, 2.2e9, 2e9, results()["E(ConvNeXt-S (iso.))"]),
-]

@@ -78,7 +78,6 @@ class Speed:
 
 def build_trainer(job: Job, machine: RunOptions, folder: Path, console: Console) -> Trainer:
     """A trainer of a network by a recipe, with at most `MICRO_BATCHES` micro-batches per step."""
-    job.recipe.require_family(job.model)
     here = World(resolve_device(machine.device))
     require_compiler(machine, here)
     precision, why = usable_precision(job.recipe.precision, here.device)

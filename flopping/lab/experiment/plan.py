@@ -13,12 +13,13 @@ from typing import Annotated
 from annotated_types import Interval, MinLen
 from pydantic.dataclasses import dataclass
 
+from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import require_regular
 from flopping.models.paper import ordinary_name
 from flopping.training import recipe as recipes
 from flopping.training.recipe import Recipe
-from flopping.training.schema import STRICT, build, parse_yaml
+from flopping.training.schema import build, parse_yaml
 
 ARMS = {"x": "ordinary", "e": "as many epochs as X", "e-time": "for the training time of X"}
 """The runs of a pair and a seed: X, E(X), and E(X) again for as many epochs as fit into the time of X."""

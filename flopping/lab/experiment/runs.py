@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from flopping.checkpoints.weight_files import CONFIG
 from flopping.cost.timing import interleave
 from flopping.data.batches import detect_lost_workers
 from flopping.data.datasets import open_dataset
@@ -27,7 +28,6 @@ from flopping.files import atomic_write, folder_lock, require_regular
 from flopping.lab.bench.bench_loader import WARM, build_trainer, repeat_epochs
 from flopping.lab.experiment.plan import ARMS, Pair, Plan, Run
 from flopping.machine import Machine, this_machine
-from flopping.training.checkpoint import CONFIG
 from flopping.training.job import Job, RunOptions
 from flopping.training.networks import find_checkpoint
 from flopping.training.recipe import About

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flopping.cost.count import count
 from flopping.errors import pluralize
 from flopping.files import atomic_write
-from flopping.lab.drawing import BACKGROUND, COLOURS, INK, finished, panels, render, style
+from flopping.lab.drawing import BACKGROUND, COLOURS, INK, finished, panels, save, style
 from flopping.lab.experiment.plan import ARMS, Pair
 from flopping.lab.experiment.runs import STEPS, Experiment, Finished, Pace
 from flopping.lab.pages import render_template
@@ -146,9 +146,9 @@ def write_report(experiment: Experiment, path: Path, command: str) -> None:
         digits=digits,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    for target, content in ((picture, render(draw(rows), "png")), (path, page.encode())):
-        with atomic_write(target) as place:
-            place.write_bytes(content)
+    save(draw(rows), picture)
+    with atomic_write(path) as place:
+        place.write_text(page, encoding="utf-8")
 
 
 def draw(rows: list[Row]) -> Figure:

@@ -1,4 +1,4 @@
-"""Measurements as tables: one list of columns for the terminal, Markdown, LaTeX and the page; and the notes below."""
+"""Measurements as tables: one list of columns for the terminal and for Markdown; and the notes below."""
 
 from __future__ import annotations
 
@@ -77,11 +77,6 @@ class Column:
     def label(self) -> str:
         return f"{self.heading} (paper)" if self.paper else self.heading
 
-    @property
-    def kind(self) -> str:
-        """Its class on the page."""
-        return "of-paper" if self.paper else "ratio" if self.figure == "speedup" else "ours"
-
     def cell(self, row: Row) -> str:
         """Empty if the figure is unknown."""
         value = row.figures[self.figure]
@@ -116,8 +111,6 @@ class Table:
 
     title: str
     columns: list[Column]
-    headings: list[tuple[str, int, int]]
-    """Each heading with the first and the last of its columns, ours and the paper's; the names are column 1."""
     families: list[tuple[str, list[list[str]]]]
     """The lines of each family: a name and its cells."""
     notes: list[str]
@@ -140,11 +133,7 @@ def make_tables(rows: Sequence[Row], narrow: bool = False) -> list[Table]:
                     problems.append(f"[{len(problems) + 1}] {row.name} has {what}: {row.problem.rstrip('.')}.")
                 lines.append([name, *(column.cell(row) for column in columns)])
             families.append((family, lines))
-        headings, last = [], 1
-        for heading, under in groupby(columns, attrgetter("heading")):
-            first, last = last + 1, last + len(list(under))
-            headings.append((heading, first, last))
-        found.append(Table(title_of(group), columns, headings, families, [*problems, _how(group)]))
+        found.append(Table(title_of(group), columns, families, [*problems, _how(group)]))
     return found
 
 
@@ -171,12 +160,6 @@ def show(rows: Sequence[Row], console: Console, wide: bool = False) -> None:
 
 def markdown(rows: Sequence[Row]) -> str:
     return render_template("report.md", tables=make_tables(rows), closing=closing(rows))
-
-
-def latex(rows: Sequence[Row]) -> str:
-    """For the package booktabs: a floating table over both columns for each setting."""
-    tables = [(table, closing(group)) for table, group in zip(make_tables(rows), groups(rows), strict=True)]
-    return render_template("report.tex", tables=tables)
 
 
 def title_of(rows: Sequence[Row]) -> str:
@@ -209,11 +192,6 @@ def _how(rows: Sequence[Row]) -> str:
     return text
 
 
-def machines(rows: Sequence[Row]) -> list[str]:
-    """Every machine of the rows once; two that differ in a version or a flag are two."""
-    return list(dict.fromkeys(describe(row.record.machine) for row in rows))
-
-
 def describe(machine: Machine) -> str:
     """Hardware, versions and flags in one line."""
     hardware = [f"{machine.processor}, {pluralize(machine.cores, 'core')}", *filter(None, [machine.gpu])]
@@ -224,8 +202,9 @@ def describe(machine: Machine) -> str:
 
 
 def closing(rows: Sequence[Row]) -> list[str]:
-    """Below the last table: the machines, and what the columns mean."""
-    return [*(f"Measured on {machine}" for machine in machines(rows)), *MEANING]
+    """Below the last table: every machine once, and what the columns mean."""
+    machines = dict.fromkeys(describe(row.record.machine) for row in rows)
+    return [*(f"Measured on {machine}" for machine in machines), *MEANING]
 
 
 def span(values: Sequence[float], form: str) -> str:
