@@ -61,7 +61,7 @@ bench = typer.Typer(cls=BenchGroup, help="Measure networks; or layers, loading o
 app.add_typer(bench, name="bench")
 
 Out = Annotated[
-    Path | None, typer.Option("-o", "--out", help="Add the records to this file of JSON lines, for the report.")
+    Path | None, typer.Option("-o", "--output", help="Add the records to this file of JSON lines, for the report.")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=4096, help="CPU threads; by default all cores.")]
 MARKS = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
@@ -312,7 +312,7 @@ def loader(
     Examples: flopping bench loader deit3_base --model "E(ViT-B)" --data imagenet/;
     flopping bench loader fashion_vit --data fashion-mnist --workers 0
     """
-    from flopping.data.loader import default_workers
+    from flopping.data.batches import default_workers
     from flopping.errors import RunStoppedError
     from flopping.lab.bench.bench_loader import measure
     from flopping.training.job import RunOptions

@@ -37,7 +37,7 @@ def experiment(
 
     Example: flopping experiment cifar10 --data cifar10/ -o build/experiment-cifar10 --report cifar10.md
     """
-    from flopping.data.loader import default_workers
+    from flopping.data.batches import default_workers
     from flopping.errors import RunInterruptedError, RunStoppedError, UsageError
     from flopping.lab.drawing import require_matplotlib
     from flopping.lab.experiment.plan import load

@@ -76,7 +76,7 @@ def build_job(
     if not data:
         raise UsageError("--data says where the images are: a folder with train/ and val/ in it, or fashion-mnist")
     if not (model or found.model):
-        raise UsageError(f"recipe {recipe!r} is for any network of its family: name one by --model")
+        raise UsageError(f"recipe {recipe!r} names no network: name one by --model")
     if new_head and init is None:
         raise UsageError("--new-head goes with --init, which says what weights to start from")
     return Job(found, model or found.model, data, root, micro_batch, init, new_head)
@@ -132,7 +132,7 @@ def train(
     flopping train deit3_base epochs=100 lr=1e-3 --data imagenet/ -o runs/short --resume;
     torchrun --nproc-per-node 8 -m flopping train deit3_huge --model "H(ViT-H)" --data imagenet/ -o runs/h --shard
     """
-    from flopping.data.loader import default_workers
+    from flopping.data.batches import default_workers
     from flopping.lab.curves import show_curves
     from flopping.training.checkpoint import CheckpointManager
     from flopping.training.job import RunOptions
@@ -248,7 +248,7 @@ def evaluate(
     """
     from rich.progress import Progress
 
-    from flopping.data.loader import default_workers
+    from flopping.data.batches import default_workers
     from flopping.errors import PeerLostError, RunStoppedError, UsageError
     from flopping.training.evaluate import evaluate_checkpoint
 

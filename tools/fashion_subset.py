@@ -9,8 +9,9 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from torchvision.datasets import FashionMNIST
 
-from flopping.data.fashion import CLASSES, Labelled, read_folder
+from flopping.data.fashion import CLASSES, Labelled
 from flopping.files import atomic_write
 
 PACKAGE = Path(__file__).parents[1] / "flopping" / "data" / "fashion_mnist" / "subset.npz"
@@ -30,7 +31,8 @@ def make(source: Path, target: Path) -> None:
     """Write the subset of both splits."""
     arrays = {}
     for split, per_class in PER_CLASS.items():
-        images, labels = choose_first(*read_folder(source, split == "train"), per_class)
+        full = FashionMNIST(str(source), train=split == "train")
+        images, labels = choose_first(full.data.numpy(), full.targets.numpy().astype(np.uint8), per_class)
         arrays |= {f"{split}_images": images, f"{split}_labels": labels}
     with atomic_write(target) as place, place.open("wb") as file:
         np.savez_compressed(file, **arrays)
@@ -39,10 +41,10 @@ def make(source: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="the full set: torchvision's root, or the folder of Debian's package")
+    parser.add_argument("folder", type=Path, help="the full set: the root of torchvision's FashionMNIST")
     parser.add_argument("--output", type=Path, default=PACKAGE, help="the file; by default that in the package")
     arguments = parser.parse_args()
     try:
         make(arguments.folder, arguments.output)
-    except (ValueError, OSError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise SystemExit(f"fashion_subset: {error}") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,15 +24,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from flopping.data.augment import Preparation, Transformed, stack_images
 from flopping.data.decode import convert_image
-from flopping.data.images import IndexedDataset
+from flopping.data.images import ImageDataset
 from flopping.data.order import Key, MicroBatchSampler, seed_generators
 from flopping.errors import RunStoppedError, UnreadableDataError
+from flopping.machine import usable_cores
 
 PADDING = -1
 """The label of an image that only fills a batch, or could not be read: it counts for nothing."""
 PADDING_KEY: Key = (0, 0)
 TRIES = 50
 """How many images in a row may be unreadable."""
+MOST_WORKERS = 8
 _workers: WeakSet[BaseProcess] = WeakSet()
 
 
@@ -68,69 +69,32 @@ class WorkerLostError(RunStoppedError):
     """A worker process was killed."""
 
 
-class DataSource(ABC):
-    """A rank's share of the training images, one micro-batch at a time."""
-
-    @abstractmethod
-    def start(self, epoch: int, step: int) -> Iterator[Batch]:
-        """The micro-batches of an epoch from a step on: the same ones whether or not those before were read."""
-
-
-class IndexedSource(DataSource):
-    """Images in a given order. Worker processes live as long as the source."""
+class DataSource:
+    """A rank's share of the training images, one micro-batch at a time. Worker processes live as long as the source."""
 
     def __init__(
-        self, dataset: IndexedDataset, preparation: Preparation, sampler: MicroBatchSampler, workers: int
+        self, dataset: ImageDataset, preparation: Preparation, sampler: MicroBatchSampler, workers: int
     ) -> None:
         self.sampler, self.preparation = sampler, preparation
         batches = IndexedBatches(dataset, preparation, training=True)
-        self.loader = create_worker_loader(batches, workers, preparation, sampler, persistent=True)
+        self.loader = _create_loader(batches, workers, preparation, sampler, persistent=workers > 0)
 
     def start(self, epoch: int, step: int) -> Iterator[Batch]:
+        """The micro-batches of an epoch from a step on: the same ones whether or not those before were read."""
         self.sampler.start_at(epoch, step)
-        return run_workers(self.loader, self.preparation)
+        return _run_workers(self.loader, self.preparation)
 
 
-class EvaluationLoader:
-    """A rank's share of all images, each once, in full batches. `len()` is the same on every rank."""
-
-    def __init__(
-        self, loader: DataLoader[Any], preparation: Preparation, batch_size: int, length: int, excess: str = ""
-    ) -> None:
-        self.loader, self.preparation, self.batch_size, self.length = loader, preparation, batch_size, length
-        self.excess = excess
-        """The error message if there are more batches than expected."""
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Batch]:
-        number = 0
-        for number, batch in enumerate(run_workers(self.loader, self.preparation), 1):
-            if number > self.length:
-                raise UnreadableDataError(self.excess)
-            yield batch
-        for _ in range(number, self.length):
-            yield self.padding()
-
-    def padding(self) -> Batch:
-        """A batch that counts for nothing."""
-        blank = self.preparation.transform(Image.new(self.preparation.mode, (1, 1)))
-        images = self.preparation.normalise(stack_images([blank] * self.batch_size))
-        return Batch(images, torch.full((self.batch_size,), PADDING), [])
-
-
-def evaluate_indexed(
-    dataset: IndexedDataset, preparation: Preparation, batch_size: int, workers: int, rank: int, world_size: int
-) -> EvaluationLoader:
-    """The images of a dataset in their order, dealt to the ranks in turn."""
+def read_evaluation_batches(
+    dataset: ImageDataset, preparation: Preparation, batch_size: int, workers: int, rank: int = 0, world_size: int = 1
+) -> Iterator[Batch]:
+    """A rank's share of all images, each once, in full batches; every rank has as many batches."""
     keys = [(index, 1 + index) for index in range(len(dataset))]
     keys += [PADDING_KEY] * (-len(keys) % (batch_size * world_size))
     mine = keys[rank::world_size]
     chosen = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
     batches = IndexedBatches(dataset, preparation, training=False)
-    loader = create_worker_loader(batches, workers, preparation, chosen)
-    return EvaluationLoader(loader, preparation, batch_size, len(chosen))
+    return _run_workers(_create_loader(batches, workers, preparation, chosen), preparation)
 
 
 class IndexedBatches(Dataset[Batch]):
@@ -140,7 +104,7 @@ class IndexedBatches(Dataset[Batch]):
     nothing.
     """
 
-    def __init__(self, dataset: IndexedDataset, preparation: Preparation, *, training: bool) -> None:
+    def __init__(self, dataset: ImageDataset, preparation: Preparation, *, training: bool) -> None:
         self.dataset, self.transform, self.mode = dataset, preparation.transform, preparation.mode
         self.training = training
 
@@ -177,11 +141,20 @@ class IndexedBatches(Dataset[Batch]):
 # -- worker processes
 
 
-def create_worker_loader(
-    batches: Dataset[Batch],
+def default_workers() -> int:
+    """One worker process per core that is left after one for training, at most 8.
+
+    `torchrun` says how many ranks share the machine.
+    """
+    cores = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(0, min(cores - 1, MOST_WORKERS))
+
+
+def _create_loader(
+    batches: IndexedBatches,
     workers: int,
     preparation: Preparation,
-    sampler: Iterable[list[Key]] | None = None,
+    sampler: Iterable[list[Key]],
     *,
     persistent: bool = False,
 ) -> DataLoader[Any]:
@@ -192,20 +165,19 @@ def create_worker_loader(
         sampler=sampler,
         num_workers=workers,
         pin_memory=preparation.device.type == "cuda",
-        persistent_workers=persistent and workers > 0,
+        persistent_workers=persistent,
         worker_init_fn=_handle_signals,
     )
 
 
-def run_workers(loader: DataLoader[Any], preparation: Preparation) -> Iterator[Batch]:
+def _run_workers(loader: DataLoader[Any], preparation: Preparation) -> Iterator[Batch]:
     """The batches of a loader, normalised on the device. A worker that is killed raises a `WorkerLostError`."""
     with detect_lost_workers(loader.num_workers):
         before = multiprocessing.active_children()
         batches = iter(loader)
         _workers.update(child for child in multiprocessing.active_children() if child not in before)
         for batch in batches:
-            if len(batch.labels):  # what a resumed stream of shards skips is empty
-                yield Batch(preparation.normalise(batch.images), batch.labels, batch.unreadable)
+            yield Batch(preparation.normalise(batch.images), batch.labels, batch.unreadable)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from timm.data import create_dataset
 from flopping.data.decode import decode_image
 from flopping.data.fashion import EMBEDDED, open_fashion_mnist
 from flopping.data.folders import SPLITS, FolderDataset, find_split
-from flopping.data.images import ImageDataset, IndexedDataset, require_package
+from flopping.data.images import ImageDataset
 from flopping.data.shards import open_shards
 from flopping.errors import UsageError, shorten
 
@@ -28,12 +28,13 @@ def open_dataset(data: str, split: str, root: str | None = None) -> ImageDataset
     """The images of a split ("train", "validation" or "test") of a dataset.
 
     `data` is a folder with a folder for each split, in it one for each class; "fashion-mnist" for the subset in the
-    package, or with `root` for all of it; or a name that timm knows, as "torch/cifar10", "hfds/NAME" or "wds/NAME",
-    with its `root`.
+    package; or a name as timm has them, "torch/cifar10", "hfds/NAME" or "wds/NAME", with its `root`.
     """
     kind = f"{data.partition('/')[0]}/"
     if data == EMBEDDED:
-        return open_fashion_mnist(split, root)
+        if root is not None:
+            raise UsageError(f"{data} is the subset in the package: torch/fashion_mnist reads all of it in {root!r}")
+        return open_fashion_mnist(split)
     if data.startswith(tuple(UNSUPPORTED)):
         raise UsageError(f"{data!r} is a kind of data that is not read: {UNSUPPORTED[kind]}")
     if data.startswith(tuple(NAMED)):
@@ -74,7 +75,7 @@ def require_same_classes(train: ImageDataset, test: ImageDataset, data: str) -> 
     )
 
 
-class TorchvisionDataset(IndexedDataset):
+class TorchvisionDataset(ImageDataset):
     """A dataset of torchvision."""
 
     def __init__(self, name: str, pairs: Any) -> None:
@@ -118,7 +119,7 @@ def open_torchvision(data: str, split: str, root: str | None) -> TorchvisionData
     return TorchvisionDataset(f"{data}'s {split} images in {root!r}", pairs)
 
 
-class HubDataset(IndexedDataset):
+class HubDataset(ImageDataset):
     """A dataset of Hugging Face."""
 
     def __init__(self, name: str, rows: Any, image: str, label: str) -> None:
@@ -144,9 +145,10 @@ class HubDataset(IndexedDataset):
 
 def open_hub(data: str, split: str, root: str | None) -> HubDataset:
     """A dataset of Hugging Face by its name or its folder, kept in `root` or in the cache of the package `datasets`."""
-    require_package("datasets", data)
-    import datasets
-
+    try:
+        import datasets
+    except ImportError as error:
+        raise UsageError(f"{data!r} is read by the package datasets: pip install 'flopping[data]'") from error
     try:
         splits = datasets.load_dataset(data.removeprefix("hfds/"), cache_dir=root)
         names = [name for name in SPLITS[split] if name in splits]

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from flopping.data.decode import decode_image, is_image_name
-from flopping.data.images import IndexedDataset
+from flopping.data.images import ImageDataset
 from flopping.errors import UsageError
 
 _VALIDATION, _TEST = ("val", "valid", "validation"), ("test", "eval")
@@ -26,7 +26,7 @@ Training chooses the best checkpoint on the validation split. `eval` tests on an
 LAYOUT = "--data is a folder with train/ and val/ in it, and in each of them one folder per class"
 
 
-class FolderDataset(IndexedDataset):
+class FolderDataset(ImageDataset):
     """The images of a split.
 
     A class is a folder in the split's folder. All images in it and below are of that class. Links are followed. Hidden

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from numpy.typing import NDArray
 from PIL import Image
 
-from flopping.errors import UsageError
-
 
 class ImageDataset(ABC):
-    """The images of one split with their classes. Every image has a number."""
+    """The images of one split with their classes. Every image has a number, and can be read in any order."""
 
     name: str
     """The dataset in messages."""
@@ -26,6 +23,10 @@ class ImageDataset(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """An image and its class. A damaged image raises any kind of error."""
+
+    @abstractmethod
     def locate(self, index: int) -> str:
         """The image in messages: its path, or its place in the dataset."""
 
@@ -34,15 +35,7 @@ class ImageDataset(ABC):
         return [self.name]
 
 
-class IndexedDataset(ImageDataset):
-    """Images that can be read in any order."""
-
-    @abstractmethod
-    def read(self, index: int) -> tuple[Image.Image, int]:
-        """An image and its class. A damaged image raises any kind of error."""
-
-
-class ArrayDataset(IndexedDataset):
+class ArrayDataset(ImageDataset):
     """Images in memory."""
 
     def __init__(
@@ -58,9 +51,3 @@ class ArrayDataset(IndexedDataset):
 
     def locate(self, index: int) -> str:
         return f"image {index} of {self.name}"
-
-
-def require_package(package: str, data: str) -> None:
-    """Refuse a kind of dataset whose package is not installed."""
-    if find_spec(package) is None:
-        raise UsageError(f"{data!r} is read by the package {package}: pip install 'flopping[data]'")

@@ -13,12 +13,11 @@ from rich.markup import escape
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flopping.data.batches import PADDING, Batch, detect_lost_workers
+from flopping.checkpoints.weight_files import CONFIG
+from flopping.data.batches import PADDING, Batch, detect_lost_workers, read_evaluation_batches
 from flopping.data.datasets import open_dataset
 from flopping.data.images import ImageDataset
-from flopping.data.loader import create_evaluation_loader
 from flopping.errors import RunStoppedError, StopRequested, UnreadableDataError, UsageError, pluralize, shorten
-from flopping.training.checkpoint import CONFIG
 from flopping.training.distributed import World, init_world
 from flopping.training.networks import open_checkpoint, preparation_of
 
@@ -124,7 +123,7 @@ def evaluate_checkpoint(
             source = open_dataset(data, "test", root)
             labels = _labels(config, folder, source.classes, data)
             preparation = preparation_of(model, world.device)
-            loader = create_evaluation_loader(source, preparation, batch_size, workers, world.rank, world.size)
+            loader = read_evaluation_batches(source, preparation, batch_size, workers, world.rank, world.size)
         unreadable: set[int] = set()
         done = 0
 

@@ -15,10 +15,16 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from flopping.checkpoints.weight_files import CONFIG
 from flopping.data.augment import Preparation, Transform, create_eval_transform, create_training_transform
-from flopping.data.batches import TimedBatches, WorkerLostError, detect_lost_workers
+from flopping.data.batches import (
+    DataSource,
+    TimedBatches,
+    WorkerLostError,
+    detect_lost_workers,
+    read_evaluation_batches,
+)
 from flopping.data.images import ImageDataset
-from flopping.data.loader import create_data_source, create_evaluation_loader
 from flopping.data.order import MicroBatchSampler, Order
 from flopping.errors import (
     PeerLostError,
@@ -32,7 +38,7 @@ from flopping.errors import (
 )
 from flopping.files import remedy
 from flopping.models.weights import fit_weights
-from flopping.training.checkpoint import CONFIG, Checkpoint, CheckpointManager
+from flopping.training.checkpoint import Checkpoint, CheckpointManager
 from flopping.training.distributed import StopSignals, World
 from flopping.training.evaluate import Accuracy, UnreadableImages, accuracy, pad_after_read_error, stop_on_all_ranks
 from flopping.training.job import Job, RunOptions
@@ -45,7 +51,7 @@ from flopping.training.networks import (
     read_initial_classes,
     read_initial_weights,
 )
-from flopping.training.run_log import Pace, Progress, RunLog, Window
+from flopping.training.run_log import LogInterval, Progress, RunLog, SyncInterval
 
 MAX_STEPS_PER_SYNC = {"cpu": 1, "cuda": 10}
 """The largest number of steps between two looks at the losses, for which a GPU has to be waited for."""
@@ -82,7 +88,7 @@ class Trainer:
         fields = ("img_size", "crop_scale", "color_jitter", "augment", "interpolation", "erase")
         chosen = {name: getattr(recipe, name) for name in fields}
         preparation = self._preparation(create_training_transform(self.normal, flip=self.flip, **chosen))
-        self.source = create_data_source(train, preparation, self.sampler, machine.workers)
+        self.source = DataSource(train, preparation, self.sampler, machine.workers)
         self.config = create_config(model, job.model, recipe, self.normal, train.classes)
         self.manager = CheckpointManager(folder)
         self.progress = Progress()
@@ -90,8 +96,8 @@ class Trainer:
         self.problem: str | None = None
         """Why this rank can't go on, until all ranks know."""
         self.signals = signals or StopSignals(verbose=world.is_main, launched=world.launched)
-        self.window = Window()
-        self.pace = Pace(MAX_STEPS_PER_SYNC[world.device.type], (machine.log_steps, machine.save_steps))
+        self.interval = LogInterval()
+        self.sync = SyncInterval(MAX_STEPS_PER_SYNC[world.device.type], (machine.log_steps, machine.save_steps))
         self.is_warm = False
         self.saved_at = monotonic()
 
@@ -153,7 +159,7 @@ class Trainer:
         for step in range(first, self.order.steps):
             losses.append(self.learner.step(epoch, step, recorded))
             stop_requested = self.world.size == 1 and self.signals.requested
-            if stop_requested or step + 1 == self.order.steps or self.pace.is_due(len(losses), self.progress.step):
+            if stop_requested or step + 1 == self.order.steps or self.sync.is_due(len(losses), self.progress.step):
                 numbers = torch.stack(losses).tolist()
                 losses = []
                 self._process(numbers, monotonic() - started, timed.seconds)
@@ -168,7 +174,7 @@ class Trainer:
         *sums, took, problem, bad, stop, save_all, overflow = world.all_reduce(
             [*losses, seconds, *(float(bool(flag)) for flag in flags)]
         )
-        self.pace.set(took / world.size / len(losses))
+        self.sync.set(took / world.size / len(losses))
         if problem:
             self._stop_on_problem()
         means = [value / world.size for value in sums]
@@ -183,24 +189,24 @@ class Trainer:
         if self.is_warm:
             progress.timed_images += images
             progress.timed_seconds += seconds
-            self.window.images += images
-            self.window.seconds += seconds
-            self.window.waiting += loading
+            self.interval.images += images
+            self.interval.seconds += seconds
+            self.interval.waiting += loading
         self.is_warm = True
         if bad:
             self.unreadable.gather()
         if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
-            window = self.window
+            interval = self.interval
             self._log(
                 "step",
                 epoch=progress.step / self.order.steps,
                 loss=progress.loss_sum / progress.losses,
                 lr=max(float(group["lr"]) for group in self.learner.optimizer.param_groups),
-                images_per_s=window.images / window.seconds if window.seconds else None,
-                waiting=window.waiting / window.seconds if window.seconds else None,
+                images_per_s=interval.images / interval.seconds if interval.seconds else None,
+                waiting=interval.waiting / interval.seconds if interval.seconds else None,
             )
             progress.loss_sum, progress.losses = 0.0, 0
-            self.window = Window()
+            self.interval = LogInterval()
         self.log.update_bar(progress.step, f"loss {means[-1]:.3f}, {progress.speed:.0f} images/s")
         if stop:
             raise self._interrupted(self.save(None))
@@ -254,11 +260,11 @@ class Trainer:
         transform = create_eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
         preparation, world = self._preparation(transform), self.world
         batch_size, workers = self.machine.test_batch, self.machine.workers
-        loader = create_evaluation_loader(self.test, preparation, batch_size, workers, world.rank, world.size)
+        batches = read_evaluation_batches(self.test, preparation, batch_size, workers, world.rank, world.size)
         try:
             return accuracy(
                 self.model,
-                stop_on_all_ranks(loader, self.world, lambda: self.signals.requested),
+                stop_on_all_ranks(batches, self.world, lambda: self.signals.requested),
                 self.world,
                 self.learner.precision,
                 dtype=self.dtype,

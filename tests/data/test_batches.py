@@ -23,10 +23,17 @@ from flopping.data.augment import (
     create_eval_transform,
     create_training_transform,
 )
-from flopping.data.batches import PADDING, TRIES, Batch, WorkerLostError
+from flopping.data.batches import (
+    PADDING,
+    TRIES,
+    Batch,
+    DataSource,
+    WorkerLostError,
+    default_workers,
+    read_evaluation_batches,
+)
 from flopping.data.folders import FolderDataset
 from flopping.data.images import ArrayDataset
-from flopping.data.loader import create_data_source, create_evaluation_loader, default_workers
 from flopping.data.order import MicroBatchSampler, Order, seed_generators
 from flopping.errors import UnreadableDataError
 
@@ -85,7 +92,7 @@ def test_training_images_are_those_of_timm(name: str) -> None:
         re_mode="pixel",
     )
     ours = prepare(create_training_transform(NORMAL, **chosen))
-    images, labels, _ = join(create_data_source(dataset, ours, sampler, 0).start(0, 0))
+    images, labels, _ = join(DataSource(dataset, ours, sampler, 0).start(0, 0))
     expected = []
     for index, seed in (key for keys in sampler for key in keys):
         seed_generators(seed)
@@ -97,7 +104,7 @@ def test_training_images_are_those_of_timm(name: str) -> None:
 def test_evaluation_images_are_those_of_timm() -> None:
     dataset, ours = pictures(), prepare(create_eval_transform(16, 0.9, "bicubic"))
     theirs = create_transform(16, crop_pct=0.9, interpolation="bicubic", mean=NORMAL.mean, std=NORMAL.std)
-    images, labels, _ = join(create_evaluation_loader(dataset, ours, 10, 0))
+    images, labels, _ = join(read_evaluation_batches(dataset, ours, 10, 0))
     expected = torch.stack([theirs(dataset.read(n)[0]) for n in range(20)])
     torch.testing.assert_close(images, expected, atol=2e-6, rtol=1e-6)
     assert labels.tolist() == [n % 4 for n in range(20)]
@@ -105,7 +112,7 @@ def test_evaluation_images_are_those_of_timm() -> None:
 
 def test_float64_images_have_the_precision_of_float64() -> None:
     dataset = pictures(4)
-    images, _, _ = join(create_evaluation_loader(dataset, prepare(PLAIN.transform, dtype=torch.float64), 4, 0))
+    images, _, _ = join(read_evaluation_batches(dataset, prepare(PLAIN.transform, dtype=torch.float64), 4, 0))
     mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (NORMAL.mean, NORMAL.std))
     pixels = torch.stack([torch.from_numpy(np.array(dataset.read(n)[0])).permute(2, 0, 1) for n in range(4)])
     torch.testing.assert_close(images, (pixels / torch.tensor(255.0, dtype=torch.float64) - mean) / std)
@@ -114,7 +121,7 @@ def test_float64_images_have_the_precision_of_float64() -> None:
 def test_workers_change_nothing() -> None:
     order, found = Order(20, 4, 2, 2, seed=3), []
     for workers in (0, 2):
-        source = create_data_source(pictures(), AUGMENTED, MicroBatchSampler(order), workers)
+        source = DataSource(pictures(), AUGMENTED, MicroBatchSampler(order), workers)
         found.append([join(source.start(epoch, 0))[0] for epoch in (0, 1, 0)])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     first, second, again = found[0]
@@ -126,7 +133,7 @@ def test_a_source_starts_at_any_step_and_each_rank_has_its_share() -> None:
     order = Order(20, 8, 2, 3, seed=3)
 
     def images(step: int, *rank: int) -> list[Tensor]:
-        source = create_data_source(pictures(), AUGMENTED, MicroBatchSampler(order, *rank), 0)
+        source = DataSource(pictures(), AUGMENTED, MicroBatchSampler(order, *rank), 0)
         return [batch.images for batch in source.start(5, step)]
 
     whole = images(0)
@@ -138,17 +145,14 @@ def test_a_source_starts_at_any_step_and_each_rank_has_its_share() -> None:
 
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 0), (3, 0), (2, 2)])
 def test_evaluation_shows_every_image_once_in_as_many_full_batches_on_every_rank(world_size: int, workers: int) -> None:
-    loaders = [create_evaluation_loader(pictures(), PLAIN, 3, workers, rank, world_size) for rank in range(world_size)]
-    shares = [list(loader) for loader in loaders]
-    assert {len(share) for share in shares} == {len(loader) for loader in loaders} == {-(-20 // (3 * world_size))}
+    ranks = range(world_size)
+    shares = [list(read_evaluation_batches(pictures(), PLAIN, 3, workers, rank, world_size)) for rank in ranks]
+    assert {len(share) for share in shares} == {-(-20 // (3 * world_size))}
     assert {len(batch.labels) for share in shares for batch in share} == {3}
     images, labels, _ = join(batch for share in shares for batch in share)
     counted = images[labels != PADDING]
     assert len(counted) == 20
     assert len({image.numpy().tobytes() for image in counted}) == 20
-    padding = loaders[0].padding()
-    assert padding.images.shape == (3, 3, 12, 12)
-    assert padding.labels.tolist() == [PADDING] * 3
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK", "I;16"])
@@ -160,7 +164,7 @@ def test_images_have_the_channels_that_the_network_takes(mode: str, normal: Norm
     else:
         make_image(0, mode).save(tmp_path / "a" / "0.tif")
     prepared = prepare(PLAIN.transform, normal)
-    images, labels, unreadable = join(create_evaluation_loader(FolderDataset(tmp_path), prepared, 1, 0))
+    images, labels, unreadable = join(read_evaluation_batches(FolderDataset(tmp_path), prepared, 1, 0))
     assert not unreadable
     assert images.shape[1:] == (len(normal.mean), 12, 12)
     shown = images[len(labels) - 2] * torch.tensor(normal.std)[:, None, None] + torch.tensor(normal.mean)[:, None, None]
@@ -183,11 +187,11 @@ def damaged(tmp_path: Path, *names: str) -> FolderDataset:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_next_image_takes_the_place_of_an_unreadable_one(workers: int, tmp_path: Path) -> None:
     dataset = damaged(tmp_path, "a/1.png", "a/2.png")
-    source = create_data_source(dataset, PLAIN, MicroBatchSampler(Order(6, 6, 6, 1, seed=0)), workers)
+    source = DataSource(dataset, PLAIN, MicroBatchSampler(Order(6, 6, 6, 1, seed=0)), workers)
     (batch,) = source.start(0, 0)
     assert sorted(batch.labels.tolist()) == [0, 1, 1, 1, 1, 1]
     assert {dataset.locate(index) for index in batch.unreadable} == {str(tmp_path / "a" / f"{n}.png") for n in (1, 2)}
-    _, labels, unreadable = join(create_evaluation_loader(dataset, PLAIN, 3, workers))
+    _, labels, unreadable = join(read_evaluation_batches(dataset, PLAIN, 3, workers))
     assert labels.tolist() == [0, PADDING, PADDING, 1, 1, 1]
     assert set(unreadable) == {1, 2}
 
@@ -195,7 +199,7 @@ def test_the_next_image_takes_the_place_of_an_unreadable_one(workers: int, tmp_p
 @pytest.mark.parametrize("workers", [0, 1])
 def test_data_without_readable_images_is_refused_in_a_line(workers: int, tmp_path: Path) -> None:
     dataset = damaged(tmp_path, *(f"{name}/{n}.png" for name in "ab" for n in range(3)))
-    source = create_data_source(dataset, PLAIN, MicroBatchSampler(Order(6, 6, 6, 1, seed=0)), workers)
+    source = DataSource(dataset, PLAIN, MicroBatchSampler(Order(6, 6, 6, 1, seed=0)), workers)
     with pytest.raises(UnreadableDataError, match=rf"^{TRIES} images in a row can't be read, from .*png"):
         next(source.start(0, 0))
 
@@ -212,7 +216,7 @@ def test_a_worker_that_is_killed_is_told_by_its_process_and_not_by_a_text() -> N
     dataset = pictures()
     fatal = Fatal("fatal", dataset.images, dataset.labels, dataset.classes)
     with pytest.raises(WorkerLostError, match=r"signal 9.*--workers, 1 now"):
-        list(create_evaluation_loader(fatal, PLAIN, 4, 1))
+        list(read_evaluation_batches(fatal, PLAIN, 4, 1))
 
 
 def test_workers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

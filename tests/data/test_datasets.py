@@ -11,7 +11,7 @@ from torchvision.datasets import FashionMNIST
 
 from flopping.data.datasets import open_dataset
 from flopping.data.fashion import read_subset
-from flopping.data.images import IndexedDataset
+from flopping.data.images import ImageDataset
 from flopping.errors import UsageError
 
 
@@ -21,29 +21,25 @@ def idx_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("torchvision")
     for train in (True, False):
         images, labels = read_subset(train)
-        write_fashion_mnist(root / "FashionMNIST" / "raw", train, images[:20], labels[:20])
+        write_fashion_mnist(root, train, images[:20], labels[:20])
     return root
 
 
-def opened(data: str, split: str, root: Path | None = None) -> IndexedDataset:
-    found = open_dataset(data, split, None if root is None else str(root))
-    assert isinstance(found, IndexedDataset)
-    return found
+def opened(data: str, split: str, root: Path | None = None) -> ImageDataset:
+    return open_dataset(data, split, None if root is None else str(root))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_dataset_of_torchvision(split: str, idx_files: Path) -> None:
-    """Under timm's name and under ours."""
     theirs = FashionMNIST(str(idx_files), train=split == "train")
-    for name in ("torch/fashion_mnist", "fashion-mnist"):
-        ours = opened(name, split, idx_files)
-        assert len(ours) == len(theirs) == 20
-        assert ours.classes == tuple(theirs.classes)
-        for index in range(20):
-            (image, label), (expected, target) = ours.read(index), theirs[index]
-            assert label == target
-            assert image.tobytes() == expected.tobytes()
-        assert ours.locate(3).startswith(f"image 3 of {name}'s {split} images")
+    ours = opened("torch/fashion_mnist", split, idx_files)
+    assert len(ours) == len(theirs) == 20
+    assert ours.classes == tuple(theirs.classes)
+    for index in range(20):
+        (image, label), (expected, target) = ours.read(index), theirs[index]
+        assert label == target
+        assert image.tobytes() == expected.tobytes()
+    assert ours.locate(3).startswith(f"image 3 of torch/fashion_mnist's {split} images")
 
 
 def test_torchvisions_image_folder_keeps_splits_apart(tmp_path: Path) -> None:
@@ -126,3 +122,4 @@ def test_what_is_refused_of_hugging_face(parquet: Path, tmp_path: Path, monkeypa
 def test_kinds_that_are_not_read(tmp_path: Path) -> None:
     refused("tfds/cifar10", tmp_path, "tfds/cifar10", "hfds/ and wds/")
     refused(str(tmp_path), tmp_path, "--root", str(tmp_path))
+    refused("fashion-mnist", tmp_path, "torch/fashion_mnist", str(tmp_path))

@@ -12,7 +12,7 @@ from timm.data import create_dataset
 
 from flopping.data.datasets import open_dataset, require_same_classes
 from flopping.data.folders import FolderDataset, UnlabelledFolder
-from flopping.data.images import IndexedDataset
+from flopping.data.images import ImageDataset
 from flopping.errors import UsageError
 
 CLASSES = {"cat": 2, "dog": 3}
@@ -24,7 +24,7 @@ def opened(root: Path, split: str = "train") -> FolderDataset:
     return found
 
 
-def names_by_class(dataset: IndexedDataset) -> dict[str, list[str]]:
+def names_by_class(dataset: ImageDataset) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {name: [] for name in dataset.classes}
     for index in range(len(dataset)):
         image, label = dataset.read(index)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import struct
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-
-from flopping.data.fashion import file_names
 
 SIDE = 12
 
@@ -68,22 +65,15 @@ def web_dataset(root: Path, splits: Mapping[str, Sequence[int]], classes: Sequen
                 samples.append({"png": encode(make_image(number)), "cls": str(number % len(classes)).encode()})
                 number += 1
             write_shard(root / name, samples)
-        info[split] = {"name": split, "filenames": names, "shard_lengths": list(lengths), "num_samples": sum(lengths)}
+        info[split] = {"filenames": names}
     (root / "_info.json").write_text(json.dumps({"classes": list(classes), "splits": info}))
     return root
 
 
-def idx(*shape: int, content: bytes | None = None, kind: int = 8) -> bytes:
-    """The bytes of an idx file, by default with as many zeros as its header announces."""
-    header = bytes([0, 0, kind, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
-    return header + (bytes(int(np.prod(shape))) if content is None else content)
-
-
-def write_fashion_mnist(
-    folder: Path, train: bool, images: NDArray[np.uint8], labels: NDArray[np.uint8], suffix: str = ""
-) -> None:
-    """The two files of a split, as torchvision and Debian have them."""
+def write_fashion_mnist(root: Path, train: bool, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
+    """The two files of a split, as torchvision has them in its root."""
+    folder, part = root / "FashionMNIST" / "raw", "train" if train else "t10k"
     folder.mkdir(parents=True, exist_ok=True)
-    pack: Callable[[bytes], bytes] = gzip.compress if suffix else bytes
-    for name, array in zip(file_names(train), (images, labels), strict=True):
-        (folder / f"{name}{suffix}").write_bytes(pack(idx(*array.shape, content=array.tobytes())))
+    for name, array in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
+        header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+        (folder / name).write_bytes(header + array.tobytes())
