@@ -70,6 +70,8 @@ class Commands(TyperGroup):
                 if isinstance(error, SharedUsageError):  # rank 0 has shown it
                     raise typer.Exit(2) from error
             raise self._refusal(ctx, str(error)) from error
+        except SystemExit as error:  # of a user's own code: the commands themselves raise typer.Exit
+            raise self._refusal(ctx, f"own code ended the command: sys.exit({error.code})") from error
         except OSError as error:
             from flopping.errors import describe
             from flopping.files import DISK_FULL, WriteError

@@ -25,8 +25,8 @@ class HandOff(str, Enum):
 @convert.command("reference")
 def convert_reference(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A checkpoint of the paper's code: .pth, .safetensors.")],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="OUT", help="A folder, or NAME.safetensors for the weights alone.")
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT", help="A folder, or NAME.safetensors for the weights alone.")
     ],
     num_heads: Annotated[
         int | None, typer.Option(min=1, help="Heads of a transformer whose width is none of the paper's.")
@@ -50,15 +50,15 @@ def convert_reference(
 
         made = run(
             source,
-            out,
+            output,
             num_heads=num_heads,
             img_size=None if img_size is None else _size(img_size),
             handoff=None if handoff is None else handoff.value,
             overwrite=force,
         )
     if json:
-        found = {"file": str(out), "paper": made.paper, "model": made.name, "arguments": made.args, "line": made.line}
-        typer.echo(json_module.dumps(found))
+        found = {"paper": made.paper, "model": made.name, "arguments": made.args, "line": made.line}
+        typer.echo(json_module.dumps({"file": str(output), **found}))
         return
     paper = "" if made.paper is None else f"{made.paper}, "
     arguments = f" with {made.arguments}" if made.args else ""

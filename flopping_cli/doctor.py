@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,7 @@ def doctor(
     on = str(resolve_device(device))
     results: list[Result] = []
     interrupted, machine = False, dict[str, str]()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Progress(console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task("the machine", total=None)
         try:
@@ -52,8 +54,10 @@ def doctor(
             for check, result in zip(checks, examine(checks), strict=True):
                 results.append(result)
                 bar.update(task, description=check.network, total=len(checks), completed=len(results))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # by SIGINT or SIGTERM
             interrupted = True
+        finally:
+            signal.signal(signal.SIGTERM, before)
     report = sentence(machine, results)
     if json:
         found = {"machine": machine, "results": [asdict(result) for result in results], "sentence": report}

@@ -21,6 +21,7 @@ EXPORTED = "onnxruntime"
 """The mode of an exported network, which `flopping bench export` measures."""
 TASKS = ("inference", "training")
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""No value is converted to another type, but whole numbers serve as floats."""
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]

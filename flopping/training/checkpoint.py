@@ -27,13 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopping.checkpoints.weight_files import read_torch, read_weights
+from flopping.checkpoints.weight_files import CONFIG, WEIGHTS, read_torch, read_weights
 from flopping.errors import UsageError
 from flopping.files import require_regular
 
 FORMAT = "flopping-checkpoint-1"
 MANIFEST = "manifest.json"
-WEIGHTS, AVERAGE, TRAINING, CONFIG = "model.safetensors", "ema.safetensors", "training.pt", "config.json"
+AVERAGE, TRAINING = "ema.safetensors", "training.pt"
 KEEP = 2
 """How many of the newest checkpoints are kept."""
 _NAME = re.compile(r"step-([0-9]{8,})")

@@ -22,10 +22,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.utils import clip_grad_norm_
 
+from flopping.checkpoints.weight_files import WEIGHTS
 from flopping.data.batches import Batch
 from flopping.data.order import MicroBatchSampler, derive_seed, seed_generators
 from flopping.errors import UsageError
-from flopping.training.checkpoint import AVERAGE, TRAINING, WEIGHTS, Checkpoint
+from flopping.training.checkpoint import AVERAGE, TRAINING, Checkpoint
 from flopping.training.distributed import (
     FULL,
     ParallelModel,

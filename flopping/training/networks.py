@@ -14,12 +14,13 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError, safe_open
 from timm.data import resolve_model_data_config
 from timm.layers import DropPath
 from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
-from flopping.checkpoints.weight_files import read_config, read_weights
+from flopping.checkpoints.weight_files import CONFIG, WEIGHTS, read_config, read_weights
 from flopping.data.augment import Normalisation, Preparation, create_eval_transform
 from flopping.data.order import derive_seed, seed_generators
 from flopping.errors import UsageError, as_usage_error
@@ -31,7 +32,7 @@ from flopping.models.blocks import find_blocks
 from flopping.models.weights import load_weights
 from flopping.models.zoo import ZOO, paper_names, registered_name
 from flopping.nn import DropPath as EquivariantDropPath
-from flopping.training.checkpoint import AVERAGE, CONFIG, MANIFEST, WEIGHTS, read_manifest
+from flopping.training.checkpoint import AVERAGE, MANIFEST, read_manifest
 from flopping.training.recipe import Recipe
 
 
@@ -189,6 +190,7 @@ def load_checkpoint(
     if average and not (folder / AVERAGE).is_file():
         raise UsageError(f"{str(folder)!r} has no averaged weights: its recipe has no ema")
     require_regular(folder / WEIGHTS)
+    _require_real(folder / (AVERAGE if average else WEIGHTS))
     own = is_own_code(config["architecture"])
     if own or code is not None:
         _require_same_code(config, code, folder)
@@ -205,6 +207,15 @@ def load_checkpoint(
         name = config["architecture"]
         raise UsageError(f"the network {name!r} in {str(folder)!r} can't be loaded: {reason}") from error
     return model, config
+
+
+def _require_real(path: Path) -> None:
+    """Refuse complex weights, of which torch would take the real parts."""
+    if path.is_file():
+        with as_usage_error(SafetensorError, context=repr(str(path))), safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no table
+                if file.get_slice(name).get_dtype().startswith("C"):
+                    raise UsageError(f"{str(path)!r} holds complex weights ({name}), and networks have real ones")
 
 
 def _require_same_code(config: Mapping[str, Any], code: str | None, folder: Path) -> None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields, replace
 from difflib import get_close_matches
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,8 +15,9 @@ from annotated_types import Interval, MinLen
 from pydantic import BeforeValidator, Strict
 from pydantic.dataclasses import dataclass
 
+from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
-from flopping.training.schema import STRICT, as_file_error, build, document, format_yaml, parse_yaml, unknown_field
+from flopping.training.schema import as_file_error, build, document, format_yaml, parse_yaml, unknown_field
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -120,7 +120,7 @@ class Recipe:
     """All that decides what is learned. What only decides how fast (devices, processes, workers) is no part of it."""
 
     about: Annotated[About, "the header: source, command, expected, cost, notes"] = field(default_factory=About)
-    family: Annotated[Family | None, "the networks it is for; null: any"] = None
+    family: Annotated[Family | None, "the networks it was made for; null: any"] = None
 
     model: Annotated[str, "the network, if none is named on the command line"] = ""
     model_args: Annotated[PlainTable, "arguments of the network beyond its name, as its width"] = field(
@@ -192,8 +192,6 @@ class Recipe:
                 raise ValueError(f"{name} is decided by {SET_BY_FIELDS[name]}, and can't be in model_args too")
             if not name.isidentifier():
                 raise ValueError(f"model_args are named as in Python, got {name!r}")
-        if self.model:
-            self.require_family(self.model)
         if self.warmup_epochs and self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs={self.warmup_epochs:g} are not less than epochs={self.epochs}")
         if self.warmup_epochs and self.warmup_lr > self.lr:
@@ -222,21 +220,6 @@ class Recipe:
                 raise UsageError(
                     f"model_args of a registered network are {', '.join(sorted(MODEL_ARGS))}; got {name!r}"
                 )
-
-    def require_family(self, model_name: str) -> None:
-        """Refuse a network of another family, by its name; a network of an unknown family is taken.
-
-        >>> load("deit3_base").require_family("resmlp_24_224")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        flopping.errors.UsageError: resmlp_24_224 is a ResMLP and the recipe is for ViT; for ResMLP there are ...
-        """
-        found = family_of(model_name)
-        if self.family is not None and found not in (None, self.family):
-            fitting = ", ".join(name for name, family in _families().items() if family == found)
-            raise UsageError(
-                f"{model_name} is a {found} and the recipe is for {self.family}; for {found} there are {fitting}"
-            )
 
     @property
     def mixes(self) -> bool:
@@ -277,22 +260,6 @@ class Recipe:
             values["model_args"] = {**others, **arguments}
         with as_file_error(Recipe, "a recipe", SYNONYMS):
             return replace(self, **values)
-
-
-_NAMES: dict[str, Family] = {"vit": "ViT", "deit": "ViT", "resmlp": "ResMLP", "convnext": "ConvNeXt"}
-
-
-def family_of(name: str) -> Family | None:
-    """The family of a network by its name in the registry or in the paper; None where it is unknown.
-
-    >>> family_of("H(ViT-B)"), family_of("deit3_small_patch16_224"), family_of("e(convnext-s iso)")
-    ('ViT', 'ViT', 'ConvNeXt')
-    >>> family_of("hf-hub:timm/vit_tiny_patch16_224"), family_of("vitamin_base_224"), family_of("mine.py:vit_net")
-    ('ViT', None, None)
-    """
-    plain = re.sub(r"^hf[-_]hub:(.*/)?", "", name.lower())
-    found = re.match(r"(?:test_|[ehi]\(?)?(vit|deit|resmlp|convnext)(?:v2)?\d?(?:[-_. ]|$)", plain)
-    return _NAMES[found[1]] if found else None
 
 
 def documentation() -> list[tuple[str, str, str]]:
@@ -339,9 +306,3 @@ def read(text: str, where: str) -> Recipe:
 
 def _folder() -> Traversable:
     return files("flopping.training.recipes")
-
-
-@lru_cache
-def _families() -> dict[str, str | None]:
-    """The families of the package's recipes."""
-    return {name: parse_yaml(text_of(name)).get("family") for name in names()}

@@ -40,7 +40,6 @@ def train(
     A complete run returns its result, and nothing is changed. With `restart`, a run whose checkpoints are all corrupted
     starts from the beginning.
     """
-    job.recipe.require_family(job.model)
     job = replace(job, network=identify(job.model))  # an unknown network is refused before images are opened
     if machine.shard and is_own_code(job.model):
         raise UsageError(f"--shard takes networks by name, and {job.model!r} is your own code: train without it")

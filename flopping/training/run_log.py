@@ -1,4 +1,4 @@
-"""What a run reports: a line of JSON per event, TensorBoard where it is installed, a progress bar, its speed."""
+"""What a run reports: a line of JSON per event, a progress bar, its speed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class RunLog:
     def __init__(self, run: Path, console: Console, steps: int, step: int, events: int, *, enabled: bool) -> None:
         self.run, self.console, self.enabled = run, console, enabled
         self.events = 0
-        self.board: Any = None
         if not enabled:
             return
         kept = read_log(run, events)
@@ -68,7 +67,6 @@ class RunLog:
             place.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
         # unbuffered: closing a buffered file whose last write failed would write once more
         self.file = open(run / LOG, "ab", buffering=0)  # noqa: SIM115 - closed in __exit__
-        self.board = _board(run, step)
         self.bar = ProgressBar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -91,8 +89,6 @@ class RunLog:
         if self.enabled:
             self.bar.stop()
             self.file.close()
-            if self.board is not None:
-                self.board.close()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Write an event to the disk."""
@@ -107,10 +103,6 @@ class RunLog:
             reason = f"the log {str(self.run / LOG)!r} could not be written ({error.strerror})"
             raise OSError(error.errno, reason) from error
         self.events += 1
-        if self.board is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def update_bar(self, step: int, state: str) -> None:
         if self.enabled:
@@ -125,14 +117,6 @@ class RunLog:
         """Show a line, also on a quiet console."""
         if self.enabled:
             warn(self.console, text)
-
-
-def _board(run: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
 
 @dataclass
@@ -174,7 +158,7 @@ class Progress:
 
 
 @dataclass
-class Window:
+class LogInterval:
     """Time since the last line of the log, and the part of it spent waiting for images."""
 
     images: int = 0
@@ -182,15 +166,15 @@ class Window:
     waiting: float = 0.0
 
 
-class Pace:
+class SyncInterval:
     """Decides after how many steps the losses are read: as many as take a second, at most `most`.
 
     They are also read at every step that is a multiple of a mark, so that lines of the log don't depend on the speed.
 
-    >>> pace = Pace(10, (4, None))
-    >>> [pace.is_due(steps, 8) for steps in (1, 2)], [pace.set(seconds) for seconds in (70.0, 0.3, 0.01)]
+    >>> sync = SyncInterval(10, (4, None))
+    >>> [sync.is_due(steps, 8) for steps in (1, 2)], [sync.set(seconds) for seconds in (70.0, 0.3, 0.01)]
     ([True, True], [1, 3, 10])
-    >>> [steps for steps in range(1, 11) if pace.is_due(steps, 7)]
+    >>> [steps for steps in range(1, 11) if sync.is_due(steps, 7)]
     [1, 5, 9, 10]
     """
 
@@ -199,7 +183,7 @@ class Pace:
         self.steps = 1
 
     def set(self, seconds: float) -> int:
-        """Set the pace by the time of a step, which is the same number on all ranks."""
+        """Set the interval by the time of a step, which is the same number on all ranks."""
         self.steps = max(1, min(self.most, int(SECONDS / seconds))) if seconds > 0 else self.most
         return self.steps
 

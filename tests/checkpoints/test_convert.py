@@ -126,7 +126,7 @@ def test_what_exists_is_replaced_only_by_force(out: str, tmp_path: Path) -> None
         ("--img-size 16x48", "'16x48'"),
         ("--img-size 16,48,3", "'16,48,3'"),
         ("--handoff invariant", "'hybrid', 'abs'"),
-        ("--out a.pth", "a.pth'"),
+        ("--output a.pth", "a.pth'"),
     ],
 )
 def test_refused(arguments: str, message: str, tmp_path: Path) -> None:

@@ -269,10 +269,9 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
 
 HUB = ("--data", "hfds/someone/photos", "-o", "OUT", "--no-compile", "--device", "cpu")
 EXTRAS = [
-    ("plot", "matplotlib", ["report", "RECORDS", "-o", "OUT"]),
+    ("plot", "matplotlib", ["report", "RECORDS", "-o", "out.md"]),
     ("plot", "matplotlib", ["experiment", "cifar10", "--data", "data", "-o", "OUT", "--report", "a.md"]),
     ("data", "datasets", ["train", "fashion_vit", *HUB]),
-    ("data", "webdataset", ["train", "fashion_vit", *HUB[2:], "--data", "wds/photos"]),
 ]
 """Extras, a module that each brings, and commands that can't do without it."""
 
@@ -327,6 +326,14 @@ def test_names_that_the_system_refuses(words: list[str], tmp_path: Path, monkeyp
     assert (code, out) == (2, "")
     assert "a" * 300 in err
     assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
+
+
+def test_own_code_that_exits_is_refused(tmp_path: Path) -> None:
+    """Whatever it passes to sys.exit: nothing was checked."""
+    (tmp_path / "net.py").write_text("import sys\n\ndef build():\n    sys.exit(0)\n")
+    code, out, err = run("verify", f"{tmp_path}/net.py:build")
+    assert (code, out) == (2, "")
+    assert "sys.exit(0)" in err
 
 
 def test_a_usage_error_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def bench(*arguments: str) -> Result:
         (["E(ViT-S)", "--train", "--mode", "compiled-frozen"], "compiled-frozen"),
         (["--goals", "--batch", "4", "--train"], "leave out --goals or --batch, --train"),
         (["E(ViT-S)", "--budget", "5"], "got --budget 5"),
-        (["E(ViT-S)", "--format", "latex", "--json"], "--format latex"),
+        (["E(ViT-S)", "--format", "markdown", "--json"], "--format markdown"),
         (["E(ViT-S)", "--batch", HUGE], "'--batch'"),
         (["E(ViT-S)", "--threads", HUGE], "'--threads'"),
         (["--paper", "--budget", "inf"], "'--budget'"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from support.counting import Call
@@ -63,25 +62,6 @@ def test_layers_inside_are_as_layers_alone() -> None:
     assert step.flops == step.layers["layer"].flops
 
 
-@pytest.mark.parametrize(
-    "name", ["deit3_flop_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_test", "test_resnet"]
-)
-def test_layers_add_up(name: str) -> None:
-    """Every layer has at least what the layers in it have, and the matrices are all inside layers."""
-    model = timm.create_model(name, drop_path_rate=0.1)
-    step = count(model, model.pretrained_cfg["input_size"], batch=2, training=True)
-    layers = {"": step, **step.layers}
-    for path, layer in layers.items():
-        inner = [found for p, found in step.layers.items() if p.rpartition(".")[0] == path]
-        assert layer.flops >= sum(found.flops for found in inner) - 1e-6
-        if path in {"", "blocks"}:
-            assert layer.macs == sum(found.macs for found in inner)
-    forward = count(model, model.pretrained_cfg["input_size"], batch=2)
-    unread = 0.1 if name.startswith("convnext_flop") else 0.0  # what is computed in training only
-    assert 2 < step.macs / forward.macs < 3 + unread  # thrice, less the gradient of the image
-    assert set(forward.layers) <= set(step.layers)
-
-
 @pytest.mark.parametrize("layer", ["dropout", "drop path"])
 def test_dropping_is_counted_in_training_only(layer: str) -> None:
     layout = Layout.regular(flop, 8)
@@ -91,12 +71,6 @@ def test_dropping_is_counted_in_training_only(layer: str) -> None:
     step = count(model, ((3, 4), (3, 4)), training=True)
     # numbers times mask there and back; the mask over 1 - p is as large as the numbers, or one per sample
     assert step.layers["1"].flops == 2 * 24 + (24 if layer == "dropout" else 1)
-
-
-def test_weights_used_twice_add_their_gradients() -> None:
-    step = count(Call(lambda layer, x: layer(layer(x)), layer=nn.Linear(6, 6, bias=False)), (6,), training=True)
-    assert step.macs == 5 * 36
-    assert step.layers["layer"] == Count(5 * 36, 5 * 36 + 36)  # both uses are in the layer, so the sum is too
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -126,16 +100,6 @@ def test_recomputed_work_is_counted_where_it_is_done() -> None:
     assert saving.layers["1.0"].macs == plain.layers["1.0"].macs + 48
     assert saving.layers["1.1"].flops == plain.layers["1.1"].flops + 8 * 8
     assert {p: saving.layers[p] for p in ("0", "1.2", "2")} == {p: plain.layers[p] for p in ("0", "1.2", "2")}
-
-
-def test_outputs_of_any_structure_and_without_gradients() -> None:
-    def outputs(layer: nn.Module, x: Tensor) -> dict[str, Any]:
-        y = layer(x)
-        return {"a": [y, x], "b": (y * 2, torch.arange(3))}
-
-    step = count(Call(outputs, layer=nn.Linear(4, 4, bias=False)), (4,), training=True)
-    assert (step.macs, step.flops) == (32, 32 + 4 + 4 + 4)  # y * 2 there and back, and the sum of two gradients
-    assert count(nn.Identity(), (4,), training=True) == Count(0, 0)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

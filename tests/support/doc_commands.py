@@ -30,7 +30,7 @@ from flopping.training.recipe import load as load_recipe
 from flopping_cli import app
 from support.doc_pages import ROOT, Command
 from support.image_files import image_folder, make_image, web_dataset
-from support.measurements import COSTS, many
+from support.measurements import many
 from support.reference_format import to_reference
 from support.scripts import load as load_example
 from support.training_runs import call
@@ -76,7 +76,7 @@ def build():
     return fnn.Sequential(fnn.PatchEmbed(width, img_size=64, patch_size=16), head)
 """
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-OUTPUTS = ("-o", "--out", "--output", "--report", "--html")
+OUTPUTS = ("-o", "--output", "--report")
 SPLITS = {"train": {"cat": 4, "dog": 4}, "val": {"cat": 26, "dog": 26}}
 """How many images there are in folders; probe needs some."""
 FLOWERS = {"train": {"rose": 4, "lily": 4}, "val": {"rose": 2, "lily": 2}}
@@ -174,8 +174,6 @@ def _call(words: Sequence[str], given: bytes, curves: bool = True) -> Ran:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(fashion, "read_subset", read_few))
-        if words[0] == "report":  # counting the paper's 28 networks takes half a minute
-            stack.enter_context(patch("flopping.lab.report.figures.paper_costs", lambda progress: COSTS))
         if words[0] == "doctor":  # the first of its checks
             stack.enter_context(patch("flopping.lab.doctor.plan", lambda device: plan(device)[:1]))
         ended = call(*words, curves=curves, stdin=given)

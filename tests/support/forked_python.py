@@ -179,7 +179,7 @@ def prepare(order: dict[str, Any]) -> None:
     signal.alarm(PATIENCE)
     if order["limit"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"], resource.RLIM_INFINITY))
-    for name in ["torch.utils.tensorboard", *([] if order["curves"] else ["matplotlib", "matplotlib.pyplot"])]:
+    for name in () if order["curves"] else ("matplotlib", "matplotlib.pyplot"):
         sys.modules[name] = None  # type: ignore[assignment]
     for moment in order["strikes"]:
         strike(*moment)

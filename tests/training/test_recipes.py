@@ -139,7 +139,6 @@ def test_headers(name: str) -> None:
     assert {"--data", "-o"} <= set(words)
     model = words[words.index("--model") + 1] if "--model" in words else recipe.model
     registered_name(model)
-    recipe.require_family(model)
 
 
 @pytest.mark.parametrize(("name", "ordinary"), PAPER.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -278,22 +277,6 @@ def test_a_run_is_not_overwritten(tmp_path: Path, small: list[str]) -> None:
         assert ended.code == 2, ended.err
         assert message in ended.err
     assert contents(tmp_path / "run") == before
-
-
-def test_a_run_whose_precision_the_machine_chose_is_resumed(tmp_path: Path, small: list[str]) -> None:
-    """float16 is for GPUs; a CPU takes float32, also the second time."""
-    assert call(*small, "precision=float16").code == 0
-    assert "precision: float32" in json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]
-    again = call(*small, "precision=float16", "--resume")
-    assert again.code == 0, again.err
-
-
-def test_where_there_is_no_run_yet_one_is_started(tmp_path: Path, small: list[str]) -> None:
-    (tmp_path / "run" / ".run.json.abc").mkdir(parents=True)
-    (tmp_path / "run" / ".lock").touch()
-    ended = call(*small, "--resume")
-    assert ended.code == 0, ended.err
-    assert {*os.listdir(tmp_path / "run")} == {".lock", "best", "checkpoints", "last", "log.jsonl", "run.json"}
 
 
 def test_killed_before_the_first_checkpoint(tmp_path: Path, launcher: Launcher, small: list[str]) -> None:
