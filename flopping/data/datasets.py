@@ -35,8 +35,6 @@ def open_dataset(data: str, split: str, root: str | None = None) -> ImageDataset
         if root is not None:
             raise UsageError(f"{data} is the subset in the package: torch/fashion_mnist reads all of it in {root!r}")
         return open_fashion_mnist(split)
-    if data.startswith(tuple(UNSUPPORTED)):
-        raise UsageError(f"{data!r} is a kind of data that is not read: {UNSUPPORTED[kind]}")
     if data.startswith(tuple(NAMED)):
         dataset = NAMED[kind](data, split, root)
     elif root is not None:
@@ -57,7 +55,7 @@ def is_named(data: str) -> bool:
     >>> is_named("fashion-mnist"), is_named("torch/cifar10"), is_named("photos/")
     (True, True, False)
     """
-    return data == EMBEDDED or data.startswith((*NAMED, *UNSUPPORTED))
+    return data == EMBEDDED or data.startswith(tuple(NAMED))
 
 
 def require_same_classes(train: ImageDataset, test: ImageDataset, data: str) -> None:
@@ -188,5 +186,3 @@ NAMED: dict[str, Callable[[str, str, str | None], ImageDataset]] = {
     "wds/": open_shards,
 }
 """How names of datasets begin, as timm has it, and what opens them by name, split and root."""
-UNSUPPORTED = {"hfids/": "hfds/ reads the same datasets", "tfds/": "hfds/ and wds/ are read"}
-"""timm's other kinds, and what to use instead."""

@@ -77,11 +77,8 @@ def plan(device: str) -> list[Check]:
     return [Check(network, name, setting) for network in networks() for name, setting in settings.items()]
 
 
-def examine(checks: Sequence[Check], limit: float = LIMIT) -> Iterator[Result]:
-    """Run checks in a process each. One that crashes, or is not done in time, is a result like any other.
-
-    `limit` is for a machine on which nothing else runs.
-    """
+def examine(checks: Sequence[Check], limit: float | None = None) -> Iterator[Result]:
+    """Run checks in a process each. One that crashes, or is not done in time, is a result like any other."""
     with tempfile.TemporaryDirectory(prefix="flopping-doctor-", ignore_cleanup_errors=True) as cache:
         for check in checks:
             problem = precision_problem(check.setting.dtype, torch.device(check.setting.device))
@@ -89,7 +86,7 @@ def examine(checks: Sequence[Check], limit: float = LIMIT) -> Iterator[Result]:
                 yield Result(check.network, check.name, "no", None, problem)
             else:
                 busy = max(1.0, os.getloadavg()[0] / usable_cores())
-                yield _examine(check, {CACHE: cache}, limit * busy)
+                yield _examine(check, {CACHE: cache}, limit or LIMIT * busy)
 
 
 def _examine(check: Check, environment: dict[str, str], limit: float) -> Result:

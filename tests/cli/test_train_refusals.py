@@ -12,19 +12,6 @@ from support.training_runs import ANIMALS, TINY, Ended, call, train_tiny
 Arguments = Callable[[Path], list[str]]
 
 
-def data(splits: dict[str, dict[str, int]], *files: str) -> Arguments:
-    """Images, and files among them."""
-
-    def make(root: Path) -> list[str]:
-        folder = image_folder(root / "data", splits)
-        for name in files:
-            (folder / name).parent.mkdir(exist_ok=True)
-            make_image(0).save(folder / name) if name.endswith(".png") else (folder / name).write_text("moo")
-        return ["fashion_vit", *TINY, "--data", str(folder)]
-
-    return make
-
-
 def options(*given: str) -> Arguments:
     """Good images, and options or fields of the recipe, in which {} is the place."""
 
@@ -41,18 +28,9 @@ def named(name: str) -> Arguments:
     return lambda root: ["fashion_vit", "--data", name, "--root", str(root)]
 
 
-ONE_CLASS = {"train": {"cat": 4}, "val": {"cat": 1}}
-MORE_TESTS = {**ANIMALS, "val": {"cat": 1, "cow": 1, "dog": 1}}
 REFUSED: dict[str, tuple[Arguments, list[str]]] = {
     "no data": (lambda _: ["fashion_vit"], ["--data", "train/ and val/"]),
     "no folder": (options("--data", "{}/gone"), ["'{}/gone'", "one folder per class"]),
-    "a file": (options("--data", "{}/data/train/cat/0.png"), ["cat/0.png' is a file", "train/ and val/"]),
-    "no splits": (data({"cat": {"": 1}}), ["'{}/data' has no folder train/", "only cat/"]),
-    "no test": (data({"train": ANIMALS["train"]}), ["'{}/data' has no folder val/"]),
-    "empty class": (data(ANIMALS, "train/cow/.hidden"), ["'{}/data/train/cow'"]),
-    "a stray image": (data(ANIMALS, "val/loose.png"), ["'{}/data/val/loose.png'"]),
-    "one class": (data(ONE_CLASS), ["{}/data/train has one class"]),
-    "a class without training": (data(MORE_TESTS), ["'{}/data'", "without training images: cow"]),
     "few images": (options("batch_size=9"), ["8 training images", "batch of 9"]),
     "root of a folder": (options("--root", "{}"), ["--root", "'{}/data' is a folder"]),
     "no such set": (named("torch/cifar"), ["'torch/cifar'", "there are cifar10, cifar100"]),

@@ -119,7 +119,6 @@ def test_what_is_refused_of_hugging_face(parquet: Path, tmp_path: Path, monkeypa
     refused("hfds/beans", tmp_path, "package datasets")
 
 
-def test_kinds_that_are_not_read(tmp_path: Path) -> None:
-    refused("tfds/cifar10", tmp_path, "tfds/cifar10", "hfds/ and wds/")
+def test_roots_that_have_no_meaning(tmp_path: Path) -> None:
     refused(str(tmp_path), tmp_path, "--root", str(tmp_path))
     refused("fashion-mnist", tmp_path, "torch/fashion_mnist", str(tmp_path))

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from time import process_time, sleep
+from time import sleep
 from typing import Any, NoReturn
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
@@ -183,8 +183,6 @@ def prepare(order: dict[str, Any]) -> None:
         sys.modules[name] = None  # type: ignore[assignment]
     for moment in order["strikes"]:
         strike(*moment)
-    if order["part"] is not None:
-        strike_within_a_step(order["part"])
 
 
 def end(function: Callable[..., object], arguments: list[Any]) -> NoReturn:
@@ -217,27 +215,6 @@ def strike(event: str, part: str, count: int, number: int = signal.SIGKILL) -> N
             if not left:
                 os.kill(process, number)
                 sleep(0.05)  # a run takes note of it in a thread
-
-    sys.addaudithook(watch)
-
-
-def strike_within_a_step(part: float) -> None:
-    """Kill this process when, after its second checkpoint, another such part of a step with its checkpoint has passed.
-
-    Time is what the processor spent on this process: on a machine with much else to do, it is the same moment.
-    """
-    before: list[float] = []
-
-    def watch(name: str, args: tuple[Any, ...]) -> None:
-        if name == "os.rename" and "/.new-step-" in str(args[0]) and len(before) < 2:
-            before.append(process_time())
-            if len(before) == 2:
-                Thread(target=end_at, args=(before[1] + part * (before[1] - before[0]),), daemon=True).start()
-
-    def end_at(moment: float) -> None:
-        while process_time() < moment:
-            sleep(0.001)
-        os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
 

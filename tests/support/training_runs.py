@@ -228,18 +228,17 @@ class Launcher:
         *arguments: Any,
         limit: int | None = None,
         strikes: Strikes = (),
-        part: float | None = None,
         curves: bool = False,
         function: Callable[..., object] = flopping,
     ) -> Process:
         """Start a command; what it says goes to files in `place`. Without `curves`, it has no matplotlib.
 
         No file it writes may be larger than `limit` bytes, as if the disk were full. `strikes` are the moments at which
-        it sends a signal to itself: see `strike`; and `part` is for `strike_within_a_step`, both in `forked_python`.
+        it sends a signal to itself: see `forked_python.strike`.
         """
         out, err = place / "out.txt", place / "err.txt"
         order = {"function": function.__name__, "arguments": arguments, "limit": limit, "strikes": strikes}
-        order |= {"curves": curves, "part": part, "handles": [0], "out": str(out), "err": str(err)}
+        order |= {"curves": curves, "handles": [0], "out": str(out), "err": str(err)}
         order |= {"folder": os.getcwd(), "environment": dict(os.environ)}
         with open(os.devnull) as nothing:
             return Process(ask(self.forks.address, [nothing.fileno()], order), out, err)

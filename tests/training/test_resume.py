@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from functools import cache
 from pathlib import Path
@@ -60,22 +59,21 @@ def test_the_log_of_a_run_has_every_step_once(whole: Any) -> None:
 
 
 KILLS = [
-    None,  # at a random moment between its second checkpoint and the third
     ("open", "/.new-step-", 8, signal.SIGKILL),  # before the weights of its second checkpoint are written
     ("os.rename", "/.new-step-", 2, signal.SIGKILL),  # before that has its name
 ]
 
 
 @pytest.mark.parametrize("family", ["ViT", *(pytest.param(f, marks=pytest.mark.long) for f in FAMILIES if f != "ViT")])
-def test_killed_at_random_moments(family: str, tmp_path: Path, launcher: Launcher, images: Path, whole: Any) -> None:
-    """Several times, also in the middle of writing a checkpoint."""
-    moments = random.Random(family)
+def test_killed_in_the_middle_of_a_checkpoint(
+    family: str, tmp_path: Path, launcher: Launcher, images: Path, whole: Any
+) -> None:
+    """Twice; test_resume_long.py does it at random moments."""
     run = tmp_path / "run"
     arguments = run_of(family, images, run)
     kills = []
     for strike in KILLS:
-        how: dict[str, Any] = {"part": moments.random()} if strike is None else {"strikes": [strike]}
-        ended = launcher.run(tmp_path, *arguments, **how)
+        ended = launcher.run(tmp_path, *arguments, strikes=[strike])
         assert ended.code == -signal.SIGKILL, f"killed after {kills}: {ended.code} {ended.err}"
         kills.append(newest(run))
     assert kills == sorted(set(kills)), "each of them got further"
