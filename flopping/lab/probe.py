@@ -225,24 +225,21 @@ def read_features(model: nn.Module, images: Tensor, patterns: Sequence[str] = ()
     """
     network: Any = model
     names = layer_names(model)
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(f"no layer is called {pattern!r}; those that are probed are {', '.join(names)}")
     options = {"intermediates_only": True, "output_fmt": "NCHW"}
     options["return_prefix_tokens"] = bool(getattr(model, "num_prefix_tokens", 0))
     known = signature(network.forward_intermediates).parameters
     context = f"{type(model).__name__} can't be probed with images of {' x '.join(map(str, images.shape[1:]))}"
     with as_usage_error(AssertionError, RuntimeError, TypeError, ValueError, context=context):
         found = network.forward_intermediates(images, **{key: options[key] for key in options if key in known})
-    features = [
-        Features(one, one.new_zeros(len(one), 0, one.shape[1])) if isinstance(one, Tensor) else Features(*one)
-        for one in found
-    ]
-    chosen = patterns or ["*"]
+    if len(set(names)) != len(found):  # as some networks of timm have it
+        names = list(map(str, range(len(found))))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"no layer is called {pattern!r}; those that are probed are {', '.join(names)}")
     return {
-        name: one
-        for name, one in zip(names, features, strict=True)
-        if any(fnmatchcase(name, pattern) for pattern in chosen)
+        name: Features(one, one.new_zeros(len(one), 0, one.shape[1])) if isinstance(one, Tensor) else Features(*one)
+        for name, one in zip(names, found, strict=True)
+        if any(fnmatchcase(name, pattern) for pattern in patterns or ["*"])
     }
 
 
