@@ -25,8 +25,9 @@ from flopping.errors import UsageError, as_usage_error
 from flopping.files import atomic_write_folder
 from flopping.functional.grid import Grid, as_pair
 from flopping.models.backbone import Backbone
+from flopping.models.sizes import Entry
 from flopping.models.weights import load_weights
-from flopping.models.zoo import ZOO, Entry
+from flopping.models.zoo import ZOO
 
 Handoff = Literal["hybrid", "abs"]
 _WRAPPERS = ("model.", "module.", "_orig_mod.")

@@ -20,10 +20,10 @@ from flopping.functional.grid import Grid, as_pair
 from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
+from flopping.models.sizes import RESMLP_ACTIVATION, VITS
 from flopping.models.vision_transformer import VisionTransformer
-from flopping.models.zoo import RESMLP_ACTIVATION, VITS
 
-_HEADS = {width: heads for width, _, heads, _ in VITS.values()}
+_HEADS = {width: heads for name, (width, _, heads, _) in VITS.items() if name != "test"}
 
 
 class Source(dict[str, Tensor]):

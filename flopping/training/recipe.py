@@ -287,11 +287,13 @@ def family_of(name: str) -> Family | None:
 
     >>> family_of("H(ViT-B)"), family_of("deit3_small_patch16_224"), family_of("e(convnext-s iso)")
     ('ViT', 'ViT', 'ConvNeXt')
+    >>> family_of("octic S(ViT-B)"), family_of("flipflop E(ResMLP-S24)")
+    ('ViT', 'ResMLP')
     >>> family_of("hf-hub:timm/vit_tiny_patch16_224"), family_of("vitamin_base_224"), family_of("mine.py:vit_net")
     ('ViT', None, None)
     """
     plain = re.sub(r"^hf[-_]hub:(.*/)?", "", name.lower())
-    found = re.match(r"(?:test_|[ehi]\(?)?(vit|deit|resmlp|convnext)(?:v2)?\d?(?:[-_. ]|$)", plain)
+    found = re.match(r"(?:test_|(?:[a-z]+ )?[ehis]\(?)?(vit|deit|resmlp|convnext)(?:v2)?\d?(?:[-_. ]|$)", plain)
     return _NAMES[found[1]] if found else None
 
 

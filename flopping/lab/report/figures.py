@@ -24,13 +24,14 @@ from flopping.lab.drawing import (
 from flopping.lab.report.comparison import FAMILIES, OTHERS, Row, groups
 from flopping.lab.report.tables import title_of
 from flopping.models import paper_names
-from flopping.models.paper import family, ordinary_name, results
+from flopping.models.paper import family, ordinary_name, results, split_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = {"X": "o", "E": "s", "H": "D", "I": "^"}
+MARKERS = {"X": "o", "E": "s", "H": "D", "I": "^", "S": "v"}
+PAPER_KINDS = {kind: MARKERS[kind] for kind in "XEHI"}
 ISOTROPIC = "(iso.)"
 """How the paper's names of isotropic networks end."""
 
@@ -69,7 +70,7 @@ def flops_against_parameters(costs: Sequence[Cost]) -> Figure:
             logarithmic(axes.yaxis, (1.2, 240))
             axes.set_xlabel("parameters (M)")
         grid[0].set_ylabel("FLOPs (G per image)")
-        _legend(figure, MARKERS, hollow="the paper's")
+        _legend(figure, PAPER_KINDS, hollow="the paper's")
         return finished(figure)
 
 
@@ -98,7 +99,7 @@ def accuracy_against_flops() -> Figure:
             axes.margins(x=0.26, y=0.12)
             axes.set_xlabel("FLOPs (G per image)")
         grid[0].set_ylabel("top-1 on ImageNet (%)")
-        _legend(figure, MARKERS, hollow_x=True)
+        _legend(figure, PAPER_KINDS, hollow_x=True)
         return finished(figure)
 
 
@@ -210,8 +211,8 @@ def _kind_of(row: Row) -> str:
 
 
 def _kind(paper: str) -> str:
-    """X, E, H or I."""
-    return "X" if ordinary_name(paper) == paper else paper[0]
+    """X, E, H, I or S."""
+    return split_name(paper)[1]
 
 
 def _size(paper: str) -> str:

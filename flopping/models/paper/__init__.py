@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -30,13 +31,23 @@ class Result:
         return ordinary_name(self.name)
 
 
-def ordinary_name(name: str) -> str:
-    """X, from the name of X, E(X), H(X) or I(X).
+def split_name(name: str) -> tuple[str, str, str]:
+    """A name as its group (flop where none is named), the letter of its kind, and X; X itself is trivial and an "X".
 
-    >>> ordinary_name("E(ConvNeXt-S (iso.))"), ordinary_name("ViT-B")
-    ('ConvNeXt-S (iso.)', 'ViT-B')
+    >>> split_name("octic H(ViT-L)"), split_name("E(ConvNeXt-S (iso.))"), split_name("ConvNeXt-S (iso.)")
+    (('octic', 'H', 'ViT-L'), ('flop', 'E', 'ConvNeXt-S (iso.)'), ('trivial', 'X', 'ConvNeXt-S (iso.)'))
     """
-    return name[2:-1] if name[1:2] == "(" and name.endswith(")") else name
+    match = re.fullmatch(r"(?:(\w+) )?([A-Z])\((.*)\)", name)
+    return (match[1] or "flop", match[2], match[3]) if match else ("trivial", "X", name)
+
+
+def ordinary_name(name: str) -> str:
+    """X, from the name of X, E(X), H(X), I(X) or one of them behind a group.
+
+    >>> ordinary_name("E(ConvNeXt-S (iso.))"), ordinary_name("ViT-B"), ordinary_name("octic E(ViT-B)")
+    ('ConvNeXt-S (iso.)', 'ViT-B', 'ViT-B')
+    """
+    return split_name(name)[2]
 
 
 def family(name: str) -> str:
