@@ -1,4 +1,7 @@
-"""Checkpoints of the paper's reference code, read into our networks. `load_reference` is all that callers need."""
+"""Checkpoints of the paper's reference code and of octic-vits, read into our networks.
+
+`load_reference` is all that callers need.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import Any, Literal
 import timm
 from torch import Tensor
 
-from flopping.checkpoints.reference_families import FAMILIES, Family, Source, translate_weights
+from flopping.checkpoints import octic_vits, reference_families
+from flopping.checkpoints.rules import Family, Source, translate_weights
 from flopping.checkpoints.weight_files import (
     fill_folder,
     read_weights,
@@ -30,8 +34,8 @@ from flopping.models.weights import load_weights
 from flopping.models.zoo import ZOO
 
 Handoff = Literal["hybrid", "abs"]
-_WRAPPERS = ("model.", "module.", "_orig_mod.")
-_RECORDED = {"input", "logits", "logits_flopped_input", "pooled_features"}
+_WRAPPERS = ("model.", "module.", "_orig_mod.", "backbone.")
+_RECORDED = {"input", "logits", "logits_flopped_input", "pooled_features", "output", "output_flopped", "output_rot90"}
 _FREE = {"num_classes", "in_chans", "img_size"}  # they may differ within one architecture
 
 
@@ -69,7 +73,7 @@ def load_reference(
     img_size: int | Grid | None = None,
     handoff: Handoff | None = None,
 ) -> Backbone:
-    """The network of a checkpoint of the reference code, with its weights: a path, or the state dict itself.
+    """The network of a checkpoint of the reference code or of octic-vits: a path, or the state dict itself.
 
     `num_heads` is needed for widths other than those of the paper, `img_size` for grids that aren't square, and
     `handoff` ("hybrid" or "abs") where ordinary blocks follow equivariant ones, because such checkpoints look alike.
@@ -160,7 +164,7 @@ def _unwrap(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _find_family(source: Source) -> Family:
-    for family in FAMILIES:
+    for family in (*octic_vits.FAMILIES, *reference_families.FAMILIES):
         if any(family.mark in key for key in source):
             return family
     what = "this is no equivariant network of the reference code"

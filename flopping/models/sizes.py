@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flopping.models.backbone import Backbone
@@ -89,6 +89,9 @@ E = Variant("flop", "E")
 EHI = (E, Variant("flop", "H", "hybrid", ("hybrid",)), Variant("flop", "I", "invariant", ("invariant",)))
 ORDINARY = Variant("trivial")
 
+OCTIC_VITS_NORM = {"norm_eps": (1e-5, 1e-6), "norm_by_irrep": True}
+"""Octic Vision Transformers has other norms than ours; its published networks have them here, too."""
+WITH_CHECKPOINTS = ("large", "huge", "test")
 NOT_FOR_TESTS = ("small", "base", "large", "huge")
 VIT_VARIANTS = (
     *EHI,
@@ -96,6 +99,8 @@ VIT_VARIANTS = (
     Variant("flipflop", "H", "hybrid", ("hybrid",), sizes=NOT_FOR_TESTS),
     Variant("flipflop", "I", "invariant", ("invariant",), sizes=NOT_FOR_TESTS),
     Variant("octic", "E"),
+    Variant("octic", "H", "hybrid", ("concat",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
+    Variant("octic", "I", "invariant", ("polynomial",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
     Variant("octic", "S", "stepdown", ("flop", "trivial")),
 )
 # name: width, depth, heads, patch
@@ -106,6 +111,12 @@ VITS = {
     "huge": (1280, 32, 16, 14),
     "test": (64, 4, 2, 16),
 }
+DINOV2_VARIANTS = (
+    Variant("octic", "H", "hybrid", ("concat",), OCTIC_VITS_NORM),
+    Variant("octic", "I", "invariant", ("power_spectrum",), OCTIC_VITS_NORM),
+    ORDINARY,
+)
+DINOV2 = {"large": VITS["large"], "huge": (*VITS["huge"][:3], 16), "test": VITS["test"]}
 # The paper's networks were trained with this approximation of GELU; timm's ResMLP has the exact one.
 RESMLP_ACTIVATION = "quick_gelu"
 RESMLP_VARIANTS = (
@@ -160,11 +171,18 @@ BASELINES = {
 """The ordinary networks that timm has, by their names in the paper. ResNets are not in it and are named likewise."""
 
 
-def _vits() -> Iterator[Size]:
-    for name, (width, depth, heads, patch) in VITS.items():
+def _vits(table: Mapping[str, tuple[int, ...]] = VITS) -> Iterator[Size]:
+    for name, (width, depth, heads, patch) in table.items():
         img_size = 64 if name == "test" else 224
         args = {"embed_dim": width, "depth": depth, "num_heads": heads, "patch_size": patch}
         yield Size(name, f"{name}_patch{patch}_{img_size}", f"ViT-{name[0].upper()}", args, depth, img_size)
+
+
+def _dinov2() -> Iterator[Size]:
+    """Backbones: no classifier, unless one is asked for."""
+    for size in _vits(DINOV2):
+        ending, args = f"{size.name}_patch{size.args['patch_size']}_dinov2", {**size.args, "num_classes": 0}
+        yield replace(size, ending=ending, paper=f"{size.paper} (DINOv2)", args=args, cfg={"num_classes": 0})
 
 
 def _resmlps() -> Iterator[Size]:
@@ -215,6 +233,7 @@ def _cross(model: type[Backbone], start: str, sizes: Iterable[Size], variants: t
 
 ENTRIES = (
     *_cross(VisionTransformer, "deit3", _vits(), VIT_VARIANTS),
+    *_cross(VisionTransformer, "vit", _dinov2(), DINOV2_VARIANTS),
     *_cross(ResMlp, "resmlp", _resmlps(), RESMLP_VARIANTS),
     *_cross(ConvNeXt, "convnext", _isotropic(), (E, Variant("flipflop", "E"), ORDINARY)),
     *_cross(ConvNeXt, "convnext", _hierarchical(), (E,)),
