@@ -120,8 +120,8 @@ def _vit_args(source: Source, num_heads: int | None = None) -> dict[str, Any]:
     hidden, _ = source.shape("blocks.0.mlp.fc1.lin_A1.weight", 2)
     width, patch, depth = octic.order * copies, 2 * half_patch, source.depth("blocks")
     ordinary = source.first_ordinary(depth)
-    if not ordinary:
-        raise UsageError(f"ordinary blocks follow octic ones in octic-vits, got {ordinary} octic blocks of {depth}")
+    if ordinary is None:
+        raise UsageError(f"ordinary blocks follow the octic ones in octic-vits, got {depth} octic blocks alone")
     args = {
         "img_size": 2 * half_grid * patch,
         "patch_size": patch,

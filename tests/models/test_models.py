@@ -103,7 +103,18 @@ def test_rotations_in_a_transformer(group: str) -> None:
     assert_equivariant(model, torch.randn(2, 3, 32, 32), group=group)
 
 
-@pytest.mark.parametrize("handoffs", [None, {2: "invariant"}, {2: "abs"}, {1: "flop", 3: "invariant"}])
+INVARIANTS = ["invariant", "power_spectrum", "max_filtering", "polynomial"]
+HANDOFFS = [None, {1: "flop", 3: "invariant"}, *({2: kind} for kind in ("abs", *INVARIANTS))]
+
+
+@pytest.mark.parametrize("group", ["rot90", "octic"])
+@pytest.mark.parametrize("kind", INVARIANTS)
+def test_invariants_of_rotations(group: str, kind: str) -> None:
+    model = randomize_(TINY["vit"](group=group, embed_dim=32, handoffs={2: kind}, norm_by_irrep=True))
+    assert_equivariant(model, torch.randn(2, 3, 32, 32), group=group)
+
+
+@pytest.mark.parametrize("handoffs", HANDOFFS)
 @pytest.mark.parametrize("family", TINY)
 def test_handoffs_keep_logits_and_feed_every_parameter(family: str, handoffs: dict[int, str] | None) -> None:
     group = "flipflop" if handoffs and "flop" in handoffs.values() else "flop"
@@ -142,6 +153,14 @@ REFUSED = {
     "unknown kind": (lambda: TINY["vit"](handoffs={2: "hybird"}), "got 'hybird'"),
     "one block twice": (lambda: TINY["vit"](handoffs={2: "hybrid", "2": "abs"}), "two hand-offs stand before block 2"),
     "nothing to hand off": (lambda: TINY["vit"](handoffs={0: "invariant"}), "before block 0"),
+    "too few channels": (
+        lambda: TINY["vit"](group="octic", embed_dim=32, handoffs={2: "abs"}),
+        "hand-off abs, .* got octic with E",
+    ),
+    "eps of segments": (
+        lambda: TINY["vit"](handoffs={2: "abs"}, norm_eps=[1e-6]),
+        r"each of 2 segments, got",
+    ),
     "share": (lambda: TINY["vit"](invariant_share=1.5), "between 0 and 1, got 1.5"),
     "uneven share": (
         lambda: TINY["vit"](invariant_share=0.3),
