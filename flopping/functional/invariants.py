@@ -42,8 +42,8 @@ def slots(x: Feature, layout: Layout) -> list[Tensor]:
     found = []
     for part, irrep in zip(x, layout.group.irreps, strict=True):
         components = [part] if irrep.dim == 1 else [part.select(-2, a) for a in range(irrep.dim)]
-        starts = range(0, irrep.regular_multiplicity * copies, max(copies, 1))
-        found += [component.narrow(-1, start, copies) for start in starts for component in components]
+        for number in range(irrep.regular_multiplicity):
+            found += [component.narrow(-1, number * copies, copies) for component in components]
     return [*found, x[0].narrow(-1, copies, extra)] if extra else found
 
 

@@ -99,8 +99,8 @@ VIT_VARIANTS = (
     Variant("flipflop", "H", "hybrid", ("hybrid",), sizes=NOT_FOR_TESTS),
     Variant("flipflop", "I", "invariant", ("invariant",), sizes=NOT_FOR_TESTS),
     Variant("octic", "E"),
-    Variant("octic", "H", "hybrid", ("concat",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
     Variant("octic", "I", "invariant", ("polynomial",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
+    Variant("octic", "H", "hybrid", ("concat",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
     Variant("octic", "S", "stepdown", ("flop", "trivial")),
 )
 # name: width, depth, heads, patch

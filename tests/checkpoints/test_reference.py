@@ -121,6 +121,7 @@ def octic(invariants: str | None = "power_spectrum", **changes: Tensor | None) -
 def test_max_filtering_is_an_argument() -> None:
     found = translate(octic("max_filtering"), **TWO)
     assert found.args["handoffs"] == {1: "max_filtering"}
+    assert "octic_invariant" in found.name
     assert found.build().handoffs["1"].invariants.out_layout.dim == 32
 
 
