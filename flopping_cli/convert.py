@@ -24,7 +24,10 @@ class HandOff(str, Enum):
 
 @convert.command("reference")
 def convert_reference(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A checkpoint of the paper's code or of octic-vits: .pth, .safetensors.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="IN", help="A checkpoint of the paper's code or of octic-vits: .pth, .safetensors."),
+    ],
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="OUT", help="A folder, or NAME.safetensors for the weights alone.")
     ],

@@ -13,17 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopping.checkpoints.rules import (
-    LAYERS,
-    Family,
-    Rule,
-    Source,
-    find_heads,
-    ignore,
-    ordinary_blocks,
-    require_zero,
-    same,
-)
+from flopping.checkpoints import rules
+from flopping.checkpoints.rules import Rule, Source, same
 from flopping.errors import UsageError
 from flopping.functional.grid import Symmetric, basis_of
 from flopping.functional.invariants import polynomial_table
@@ -97,11 +88,11 @@ def _rules(ordinary: str) -> tuple[Rule, ...]:
         *((f"pos_embed.{n}", f"pos_embed.weight.{i}", partial(_positions, i)) for n, i in enumerate(_IRREPS[:4])),
         ("pos_embed.[45]", "pos_embed.weight.E", partial(_positions, "E")),
         ("cls_token.0", "cls_token.token", torch.flatten),
-        ("cls_token.#", "", require_zero),
-        ("mask_token.#", "", ignore),  # for images that are masked in training
+        ("cls_token.#", "", rules.require_zero),
+        ("mask_token.#", "", rules.ignore),  # for images that are masked in training
         ("blocks.#.mlp.fc1.lin_E.weight", r"blocks.\1.mlp.fc1.E.weight", partial(_turn_copies, 0)),
         ("blocks.#.mlp.fc2.lin_E.weight", r"blocks.\1.mlp.fc2.E.weight", partial(_turn_copies, 1)),
-        (rf"blocks.#.{LAYERS}.lin_(\w+).(weight|bias)", r"blocks.\1.\2.\3.\4", same),
+        (rf"blocks.#.{rules.LAYERS}.lin_(\w+).(weight|bias)", r"blocks.\1.\2.\3.\4", same),
         (r"blocks.#.norm#.scaling.alpha_(\w+)", r"blocks.\1.norm\2.weight.\3", lambda alpha: alpha * _NORM),
         ("blocks.#.norm#.scaling.beta", r"blocks.\1.norm\2.bias", same),
         (r"blocks.#.(?:gamma_|ls)#.alpha_(\w+)", r"blocks.\1.ls\2.gamma.\3", same),
@@ -109,7 +100,7 @@ def _rules(ordinary: str) -> tuple[Rule, ...]:
         (r"blocks.#.references.(\w+)", r"handoffs.\1.invariants.references.\2.weight", same),
         ("blocks.#.rotation_action", "", partial(_moved, "rot90")),
         ("blocks.#.reflection_action", "", partial(_moved, "flop")),
-        *ordinary_blocks(ordinary),
+        *rules.ordinary_blocks(ordinary),
     )
 
 
@@ -129,7 +120,7 @@ def _vit_args(source: Source, num_heads: int | None = None) -> dict[str, Any]:
         "num_classes": source.shape("head.weight", 2)[0] if "head.weight" in source else 0,
         "embed_dim": width,
         "depth": depth,
-        "num_heads": find_heads(width, num_heads),
+        "num_heads": rules.find_heads(width, num_heads),
         "mlp_ratio": hidden / copies,
         "qkv_bias": "blocks.0.attn.qkv.lin_A1.bias" in source,
         "group": octic.name,
@@ -173,6 +164,6 @@ def _split_references(references: Tensor) -> dict[str, Tensor]:
 
 
 FAMILIES = (
-    Family("invariant_proj.", VisionTransformer, _vit_args, _rules("A1")),
-    Family(".attn.qkv.lin_A1.", VisionTransformer, _vit_args, _rules("even")),
+    rules.Family("invariant_proj.", VisionTransformer, _vit_args, _rules("A1")),
+    rules.Family(".attn.qkv.lin_A1.", VisionTransformer, _vit_args, _rules("even")),
 )
