@@ -36,6 +36,7 @@ from flopping.models.zoo import ZOO
 Handoff = Literal["hybrid", "abs"]
 _WRAPPERS = ("model.", "module.", "_orig_mod.", "backbone.")
 _RECORDED = {"input", "logits", "logits_flopped_input", "pooled_features", "output", "output_flopped", "output_rot90"}
+_TRAINING_HEADS = ("dino_head.", "ibot_head.")  # beside the backbone of a teacher; its features are read before them
 _FREE = {"num_classes", "in_chans", "img_size"}  # they may differ within one architecture
 
 
@@ -157,7 +158,7 @@ def _unwrap(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without the prefixes that wrappers add, and without recorded inputs and outputs beside the weights."""
     for prefix in _WRAPPERS:
         inner = {key.removeprefix(prefix): value for key, value in source.items() if key.startswith(prefix)}
-        others = {key for key in source if not key.startswith(prefix)}
+        others = {key for key in source if not key.startswith((prefix, *_TRAINING_HEADS))}
         if inner and others <= _RECORDED:
             return _unwrap(inner)
     return {key: value for key, value in source.items() if key not in _RECORDED}

@@ -37,9 +37,9 @@ class Entry:
 class Variant:
     """A way to follow a group: what it adds to names, and to the arguments of an ordinary network.
 
-    >>> octic = Variant("octic", "H", "hybrid", ("trivial",))
+    >>> octic = Variant("octic", "H", "hybrid", ("concat",))
     >>> octic.prefix, octic.name_in_paper("ViT-L"), octic.arguments(depth=24)
-    ('octic_hybrid_', 'octic H(ViT-L)', {'group': 'octic', 'handoffs': {12: 'trivial'}})
+    ('octic_hybrid_', 'octic H(ViT-L)', {'group': 'octic', 'handoffs': {12: 'concat'}})
     """
 
     group: str
