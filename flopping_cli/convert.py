@@ -24,7 +24,10 @@ class HandOff(str, Enum):
 
 @convert.command("reference")
 def convert_reference(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A checkpoint of the paper's code: .pth, .safetensors.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="IN", help="A checkpoint of the paper's code or of octic-vits: .pth, .safetensors."),
+    ],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="OUT", help="A folder, or NAME.safetensors for the weights alone.")
     ],
@@ -41,7 +44,7 @@ def convert_reference(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rewrite a checkpoint of the paper's reference code, and show the line of Python that loads it.
+    """Rewrite a checkpoint of the paper's reference code or of octic-vits, and show the line of Python that loads it.
 
     Example: flopping convert reference vit_s.pth -o vit_s
     """

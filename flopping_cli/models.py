@@ -20,21 +20,25 @@ def models(
     pattern: Annotated[
         str, typer.Argument(help='Which ones: a registered name or one of the paper, with wildcards ("E(*)").')
     ] = "*",
-    wide: Annotated[bool, typer.Option("--wide", help="Also MACs, and the paper's figures: 120 columns.")] = False,
+    group: Annotated[str | None, typer.Option(help="Only networks whose first block follows this group.")] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="Also MACs, and the published figures: 120 columns.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per network.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """List all networks by family: the paper's name, the registered name, parameters and FLOPs.
+    """List all networks by group: the paper's name, the registered name, parameters and FLOPs.
 
-    Examples: flopping models; flopping models "E(*)" --wide; flopping models "deit3_*" --json
+    Examples: flopping models; flopping models "E(*)" --wide; flopping models --group octic --json
     """
     from rich.progress import track
 
     from flopping.cost.overview import count_network, describe_columns, match_names
     from flopping.errors import UsageError
+    from flopping.groups import grid_groups
     from flopping.models.zoo import closest
 
-    chosen = match_names(pattern)
+    chosen = match_names(pattern, group)
+    if not chosen and match_names(pattern):
+        raise UsageError(f"no network that fits {pattern!r} follows {group}; without --group there are some")
     if not chosen:
         raise UsageError(f"no network fits {pattern!r}{closest(pattern)}")
     shown = track(list(chosen.items()), "counting", console=progress_console(quiet), transient=True)
@@ -46,17 +50,21 @@ def models(
         return
     marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}
     columns = ["paper", "name", "params M", "FLOPs G"]
-    columns += ["MACs G", "paper's M", "", "paper's G", ""] if wide else []
+    columns += ["MACs G", "published M", "", "published G", ""] if wide else []
     table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for place, column in enumerate(columns):
         table.add_column(column, no_wrap=True, justify="left" if place < 2 else "right", header_style="bold")
-    for family, rows in groupby(sorted(found, key=attrgetter("family")), attrgetter("family")):
-        table.add_row(f"[bold]{family}[/bold]")
+    order = list(grid_groups())
+    found.sort(key=lambda r: (order.index(r.group), r.family))
+    for name, rows in groupby(found, attrgetter("group")):
+        table.add_row(f"[bold]{name}[/bold]")
         for r in rows:
-            reported = ("", "") if r.reported is None else (f"{r.reported.params_m}", f"{r.reported.flops_g}")
+            p = r.reported
+            figures = (None, None) if p is None else (p.params_m, p.flops_g)
+            reported = ["" if p is None or n is None else f"{n:.{p.digits}f}" for n in figures]
             cells = [f"{r.params / 1e6:.2f}", f"{r.flops / 1e9:.3f}", f"{r.macs / 1e9:.3f}"]
             cells += [reported[0], marks[r.params_met], reported[1], marks[r.flops_met]]
-            table.add_row(r.paper, r.name, *cells[: len(columns) - 2])
+            table.add_row((r.paper or "").removeprefix(f"{name} "), r.name, *cells[: len(columns) - 2])
         table.add_section()
     console = Console()
     console.width = max(console.width, 120 if wide else 80)  # names are never cut

@@ -71,13 +71,13 @@ def _list(found: dict[str, Recipe], wide: bool) -> None:
 
 def _accuracies(recipe: Recipe) -> str:
     """X 83.1, E 82.2: twins of the recipe's own network by their letters, others by their names."""
-    from flopping.models.paper import ordinary_name, results
+    from flopping.models.paper import ordinary_name, results, split_name
 
     def short(name: str) -> str:
         ordinary = ordinary_name(name)
         if name not in results() or ordinary != ordinary_name(recipe.model):
             return name
-        return "X" if name == ordinary else name[0]
+        return split_name(name)[1]
 
     return ", ".join(f"{short(name)} {top1:.1f}" for name, top1 in recipe.about.expected.items())
 

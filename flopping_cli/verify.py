@@ -67,8 +67,8 @@ def verify(
     precision = getattr(torch, dtype.value)
     with show_status("Checking", quiet):
         checked = None if group is None else get_group(group)
-        if target == "ToRegular":
-            raise UsageError("ToRegular gives up the group: its result follows none, so there is nothing to check")
+        if target in ("ToRegular", "Concat"):
+            raise UsageError(f"{target} gives up the group: its result follows none, so there is nothing to check")
         if target == "layers" or target in LAYERS:
             if img_size is not None or as_is or depth is not None:
                 raise UsageError(f"--img-size, --as-is and --depth are for networks, got the layer {target!r}")

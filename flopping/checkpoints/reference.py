@@ -1,4 +1,7 @@
-"""Checkpoints of the paper's reference code, read into our networks. `load_reference` is all that callers need."""
+"""Checkpoints of the paper's reference code and of octic-vits, read into our networks.
+
+`load_reference` is all that callers need.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import Any, Literal
 import timm
 from torch import Tensor
 
-from flopping.checkpoints.reference_families import FAMILIES, Family, Source, translate_weights
+from flopping.checkpoints import octic_vits, reference_families
+from flopping.checkpoints.rules import Family, Source, translate_weights
 from flopping.checkpoints.weight_files import (
     fill_folder,
     read_weights,
@@ -25,12 +29,14 @@ from flopping.errors import UsageError, as_usage_error
 from flopping.files import atomic_write_folder
 from flopping.functional.grid import Grid, as_pair
 from flopping.models.backbone import Backbone
+from flopping.models.sizes import Entry
 from flopping.models.weights import load_weights
-from flopping.models.zoo import ZOO, Entry
+from flopping.models.zoo import ZOO
 
 Handoff = Literal["hybrid", "abs"]
-_WRAPPERS = ("model.", "module.", "_orig_mod.")
-_RECORDED = {"input", "logits", "logits_flopped_input", "pooled_features"}
+_WRAPPERS = ("model.", "module.", "_orig_mod.", "backbone.")
+_RECORDED = {"input", "logits", "logits_flopped_input", "pooled_features", "output", "output_flopped", "output_rot90"}
+_TRAINING_HEADS = ("dino_head.", "ibot_head.")  # beside the backbone of a teacher; its features are read before them
 _FREE = {"num_classes", "in_chans", "img_size"}  # they may differ within one architecture
 
 
@@ -68,7 +74,7 @@ def load_reference(
     img_size: int | Grid | None = None,
     handoff: Handoff | None = None,
 ) -> Backbone:
-    """The network of a checkpoint of the reference code, with its weights: a path, or the state dict itself.
+    """The network of a checkpoint of the reference code or of octic-vits: a path, or the state dict itself.
 
     `num_heads` is needed for widths other than those of the paper, `img_size` for grids that aren't square, and
     `handoff` ("hybrid" or "abs") where ordinary blocks follow equivariant ones, because such checkpoints look alike.
@@ -152,14 +158,14 @@ def _unwrap(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without the prefixes that wrappers add, and without recorded inputs and outputs beside the weights."""
     for prefix in _WRAPPERS:
         inner = {key.removeprefix(prefix): value for key, value in source.items() if key.startswith(prefix)}
-        others = {key for key in source if not key.startswith(prefix)}
+        others = {key for key in source if not key.startswith((prefix, *_TRAINING_HEADS))}
         if inner and others <= _RECORDED:
             return _unwrap(inner)
     return {key: value for key, value in source.items() if key not in _RECORDED}
 
 
 def _find_family(source: Source) -> Family:
-    for family in FAMILIES:
+    for family in (*octic_vits.FAMILIES, *reference_families.FAMILIES):
         if any(family.mark in key for key in source):
             return family
     what = "this is no equivariant network of the reference code"

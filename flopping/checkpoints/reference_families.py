@@ -6,60 +6,30 @@ than ours, whose folds are orthonormal.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isqrt, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flopping.checkpoints.rules import (
+    LAYERS,
+    Family,
+    Rule,
+    Source,
+    find_heads,
+    ignore,
+    ordinary_blocks,
+    require_zero,
+    same,
+)
 from flopping.errors import UsageError
 from flopping.functional.grid import Grid, as_pair
-from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
+from flopping.models.sizes import RESMLP_ACTIVATION
 from flopping.models.vision_transformer import VisionTransformer
-from flopping.models.zoo import RESMLP_ACTIVATION, VITS
-
-_HEADS = {width: heads for width, _, heads, _ in VITS.values()}
-
-
-class Source(dict[str, Tensor]):
-    """The weights of a checkpoint, and what they tell about the architecture."""
-
-    def find(self, key: str) -> Tensor:
-        if key not in self:
-            raise UsageError(f"the checkpoint lacks {key}, which tells what network it is")
-        return self[key]
-
-    def shape(self, key: str, axes: int) -> tuple[int, ...]:
-        shape = tuple(self.find(key).shape)
-        if len(shape) != axes:
-            raise UsageError(f"{key} has {axes} axes in the reference code, got shape {shape}")
-        return shape
-
-    def depth(self, prefix: str) -> int:
-        """How many blocks `prefix.0`, `prefix.1`, ... there are."""
-        matches = (re.match(rf"{re.escape(prefix)}\.(\d+)\.", key) for key in self)
-        numbers = sorted({int(match[1]) for match in matches if match})
-        if not numbers or numbers != list(range(len(numbers))):
-            raise UsageError(f"{prefix} must be numbered from 0 without gaps, got {numbers}")
-        return len(numbers)
-
-
-def _same(value: Tensor) -> Tensor:
-    return value
-
-
-def _ignore(value: Tensor) -> None:
-    """For what the reference code stores and never applies, or what is read as an argument."""
-
-
-def _require_zero(value: Tensor) -> None:
-    if value.any():
-        raise ValueError("it must be zero, or the network would not follow the group")
 
 
 def _times(factor: float) -> Callable[[Tensor], Tensor]:
@@ -83,70 +53,59 @@ def _windows(*columns: Tensor) -> Tensor:
     return torch.cat([column.squeeze(3).transpose(1, 2).flatten(1) for column in columns], 1) * sqrt(2)
 
 
-Rule = tuple[str, str, Callable[..., Tensor | None]]
-"""A key of theirs (`#` is a number, `@` sym or asym), our key, and what the values become.
-
-Several keys of theirs that give one of ours are handed over together, those of sym first.
-"""
-_LAYERS = "(attn.qkv|attn.proj|mlp.fc1|mlp.fc2)"
 _VIT: tuple[Rule, ...] = (
     ("patch_embed.proj_@.weight", r"patch_embed.proj.\1.weight", _flatten),
     ("patch_embed.proj_sym.bias", "patch_embed.proj.even.bias", _times(sqrt(0.5))),
-    ("patch_embed.flatten_and_permute.permutation", "", _ignore),
+    ("patch_embed.flatten_and_permute.permutation", "", ignore),
     ("cls_token.0", "cls_token.token", torch.flatten),
-    ("cls_token.1", "", _require_zero),
+    ("cls_token.1", "", require_zero),
     ("pos_embed.0", "pos_embed.weight.even", lambda value: value.squeeze(0)),
     ("pos_embed.1", "pos_embed.weight.odd", lambda value: value.squeeze(0)),
-    (f"blocks.#.{_LAYERS}.linear_@.weight", r"blocks.\1.\2.\3.weight", _same),
-    (f"blocks.#.{_LAYERS}.linear_sym.bias", r"blocks.\1.\2.even.bias", _same),
-    ("blocks.#.norm#.scaling.alpha_@", r"blocks.\1.norm\2.weight.\3", _same),
-    ("blocks.#.norm#.scaling.beta", r"blocks.\1.norm\2.bias", _same),
-    ("blocks.#.gamma_#.alpha_@", r"blocks.\1.ls\2.gamma.\3", _same),
-    ("norm.scaling.alpha_@", r"norm.weight.\1", _same),
-    ("norm.scaling.beta", "norm.bias", _same),
-    # ordinary blocks, after a hand-off
-    (f"blocks.#.{_LAYERS}.(weight|bias)", r"blocks.\1.\2.even.\3", _same),
-    ("(blocks.#.norm#|norm).weight", r"\1.weight.even", _same),
-    ("(blocks.#.norm#|norm).bias", r"\1.bias", _same),
-    ("blocks.#.gamma_#", r"blocks.\1.ls\2.gamma.even", _same),
-    ("head.(weight|bias)", r"head.\1", _same),
+    (f"blocks.#.{LAYERS}.linear_@.weight", r"blocks.\1.\2.\3.weight", same),
+    (f"blocks.#.{LAYERS}.linear_sym.bias", r"blocks.\1.\2.even.bias", same),
+    ("blocks.#.norm#.scaling.alpha_@", r"blocks.\1.norm\2.weight.\3", same),
+    ("blocks.#.norm#.scaling.beta", r"blocks.\1.norm\2.bias", same),
+    ("blocks.#.gamma_#.alpha_@", r"blocks.\1.ls\2.gamma.\3", same),
+    ("norm.scaling.alpha_@", r"norm.weight.\1", same),
+    ("norm.scaling.beta", "norm.bias", same),
+    *ordinary_blocks("even"),
 )
 _RESMLP: tuple[Rule, ...] = (
     ("patch_embed.proj_@.weight", r"stem.proj.\1.weight", lambda w: w.flatten(1) * sqrt(2)),
-    ("patch_embed.proj_sym.bias", "stem.proj.even.bias", _same),
-    ("patch_embed.flatten_and_permute_to_fourier.(left|right)_idx", "", _ignore),
-    ("blocks.#.attn.lin_@.(weight|bias)", r"blocks.\1.linear_tokens.\3.\2", _same),
-    ("blocks.#.mlp.fc#.lin_@.weight", r"blocks.\1.mlp_channels.fc\2.\3.weight", _same),
+    ("patch_embed.proj_sym.bias", "stem.proj.even.bias", same),
+    ("patch_embed.flatten_and_permute_to_fourier.(left|right)_idx", "", ignore),
+    ("blocks.#.attn.lin_@.(weight|bias)", r"blocks.\1.linear_tokens.\3.\2", same),
+    ("blocks.#.mlp.fc#.lin_@.weight", r"blocks.\1.mlp_channels.fc\2.\3.weight", same),
     # theirs shift folded tokens, of which one value is two tokens over sqrt 2
     ("blocks.#.mlp.fc#.lin_sym.bias", r"blocks.\1.mlp_channels.fc\2.even.bias", _times(sqrt(0.5))),
     ("blocks.#.mlp.fc#.lin_asym.bias", r"blocks.\1.mlp_channels.shift\2.bias.odd", _times(sqrt(0.5))),
-    ("blocks.#.norm#.alpha_@", r"blocks.\1.norm\2.alpha.\3", _same),
+    ("blocks.#.norm#.alpha_@", r"blocks.\1.norm\2.alpha.\3", same),
     # both shifts are stored, and the reference code applies neither
     ("blocks.#.norm#.beta_sym", r"blocks.\1.norm\2.beta", torch.zeros_like),
-    ("blocks.#.norm#.beta_asym", "", _ignore),
-    ("blocks.#.gamma_#.alpha_@", r"blocks.\1.ls\2.gamma.\3", _same),
-    ("norm.alpha", "norm.alpha.even", _same),
-    ("(norm.beta|head.weight|head.bias)", r"\1", _same),
+    ("blocks.#.norm#.beta_asym", "", ignore),
+    ("blocks.#.gamma_#.alpha_@", r"blocks.\1.ls\2.gamma.\3", same),
+    ("norm.alpha", "norm.alpha.even", same),
+    ("(norm.beta|head.weight|head.bias)", r"\1", same),
 )
 _CONVNEXT: tuple[Rule, ...] = (
     ("downsample_layers.0.0.proj_@.weight", r"stem.0.proj.\1.weight", _flatten),
     ("downsample_layers.0.0.proj_sym.bias", "stem.0.proj.even.bias", _times(sqrt(0.5))),
-    ("downsample_layers.0.1.scaling.alpha_@", r"stem.1.weight.\1", _same),
-    ("downsample_layers.0.1.scaling.beta", "stem.1.bias", _same),
-    ("downsample_layers.#.0.scaling.alpha_@", r"stages.\1.downsample.0.weight.\2", _same),
-    ("downsample_layers.#.0.scaling.beta", r"stages.\1.downsample.0.bias", _same),
+    ("downsample_layers.0.1.scaling.alpha_@", r"stem.1.weight.\1", same),
+    ("downsample_layers.0.1.scaling.beta", "stem.1.bias", same),
+    ("downsample_layers.#.0.scaling.alpha_@", r"stages.\1.downsample.0.weight.\2", same),
+    ("downsample_layers.#.0.scaling.beta", r"stages.\1.downsample.0.bias", same),
     ("downsample_layers.#.1.@_to_@.weight", r"stages.\1.downsample.1.proj.\3.weight", _windows),
-    ("downsample_layers.#.1.sym_to_sym.bias", r"stages.\1.downsample.1.proj.even.bias", _same),
+    ("downsample_layers.#.1.sym_to_sym.bias", r"stages.\1.downsample.1.proj.even.bias", same),
     ("stages.#.#.dwconv.(@_to_@).weight", r"stages.\1.blocks.\2.conv_dw.weight.\3", _depthwise),
     ("stages.#.#.dwconv.@_to_sym.bias", r"stages.\1.blocks.\2.conv_dw.bias", lambda *parts: torch.cat(parts)),
-    ("stages.#.#.dwconv.(sym_to_asym|asym_to_sym).zero_center", "", _require_zero),
-    ("stages.#.#.norm.scaling.alpha_@", r"stages.\1.blocks.\2.norm.weight.\3", _same),
-    ("stages.#.#.norm.scaling.beta", r"stages.\1.blocks.\2.norm.bias", _same),
+    ("stages.#.#.dwconv.(sym_to_asym|asym_to_sym).zero_center", "", require_zero),
+    ("stages.#.#.norm.scaling.alpha_@", r"stages.\1.blocks.\2.norm.weight.\3", same),
+    ("stages.#.#.norm.scaling.beta", r"stages.\1.blocks.\2.norm.bias", same),
     ("stages.#.#.pwconv#.linear_@.weight", r"stages.\1.blocks.\2.mlp.fc\3.\4.weight", _flatten),
-    ("stages.#.#.pwconv#.linear_sym.bias", r"stages.\1.blocks.\2.mlp.fc\3.even.bias", _same),
-    ("stages.#.#.gamma.alpha_@", r"stages.\1.blocks.\2.gamma.gamma.\3", _same),
-    ("norm.(weight|bias)", r"head.norm.\1", _same),
-    ("head.(weight|bias)", r"head.fc.\1", _same),
+    ("stages.#.#.pwconv#.linear_sym.bias", r"stages.\1.blocks.\2.mlp.fc\3.even.bias", same),
+    ("stages.#.#.gamma.alpha_@", r"stages.\1.blocks.\2.gamma.gamma.\3", same),
+    ("norm.(weight|bias)", r"head.norm.\1", same),
+    ("head.(weight|bias)", r"head.fc.\1", same),
 )
 
 
@@ -157,15 +116,12 @@ def _vit_args(
     *_, half = source.shape("cls_token.0", 3)
     hidden, _ = source.shape("blocks.0.mlp.fc1.linear_sym.weight", 2)
     _, places, _ = source.shape("pos_embed.0", 3)
-    if num_heads is None and 2 * half not in _HEADS:
-        known = ", ".join(f"{w}: {h}" for w, h in sorted(_HEADS.items()))
-        raise UsageError(f"shapes don't tell the heads of a width of {2 * half} (known: {known}): say num_heads")
     depth = source.depth("blocks")
     args = {
         **_patch_args(source, "patch_embed"),
         "embed_dim": 2 * half,
         "depth": depth,
-        "num_heads": num_heads or _HEADS[2 * half],
+        "num_heads": find_heads(2 * half, num_heads),
         "mlp_ratio": hidden / half,
         "qkv_bias": "blocks.0.attn.qkv.linear_sym.bias" in source,
     }
@@ -173,13 +129,11 @@ def _vit_args(
         args["init_values"] = 0.0
     order = source.find("patch_embed.flatten_and_permute.permutation")
     args["img_size"] = _find_img_size(args["patch_size"], 2 * places, order, img_size)
-    ordinary = [block for block in range(depth) if f"blocks.{block}.attn.qkv.weight" in source]
-    if ordinary:
-        if ordinary != list(range(ordinary[0], depth)):
-            raise UsageError(f"ordinary blocks stand behind the equivariant ones, got ordinary blocks {ordinary}")
+    ordinary = source.first_ordinary(depth)
+    if ordinary is not None:
         if handoff not in ("hybrid", "abs"):
-            raise UsageError(f"ordinary blocks begin at {ordinary[0]}: handoff is 'hybrid' or 'abs', got {handoff!r}")
-        return {**args, "handoffs": {ordinary[0]: handoff}}
+            raise UsageError(f"ordinary blocks begin at {ordinary}: handoff is 'hybrid' or 'abs', got {handoff!r}")
+        return {**args, "handoffs": {ordinary: handoff}}
     if handoff is not None:
         raise UsageError(f"all {depth} blocks are equivariant, so there is no handoff, got {handoff!r}")
     if source.shape("head.weight", 2)[1] == 2 * half:
@@ -251,52 +205,8 @@ def _find_img_size(patch_size: int | Grid, places: int, order: Tensor, img_size:
     return size[0] if size[0] == size[1] else size
 
 
-@dataclass(frozen=True)
-class Family:
-    """An architecture of the reference code."""
-
-    mark: str
-    """A part of keys that no other family has."""
-    model: type[Backbone]
-    find_args: Callable[..., dict[str, Any]]
-    """The arguments of our class, from the weights and from the hints that callers give."""
-    rules: tuple[Rule, ...]
-
-
 FAMILIES = (
     Family(".attn.qkv.linear_sym.", VisionTransformer, _vit_args, _VIT),
     Family(".attn.lin_sym.", ResMlp, _resmlp_args, _RESMLP),
     Family(".dwconv.sym_to_sym.", ConvNeXt, _convnext_args, _CONVNEXT),
 )
-
-
-def translate_weights(source: Source, rules: tuple[Rule, ...]) -> dict[str, tuple[tuple[str, ...], Tensor]]:
-    """Our weights by their names, each with the keys that it was made of. Keys without a rule are refused."""
-    patterns = [
-        (re.compile(theirs.replace(".", r"\.").replace("#", r"(\d+)").replace("@", "(a?sym)")), ours, change)
-        for theirs, ours, change in rules
-    ]
-    groups: dict[tuple[str, Callable[..., Tensor | None]], list[str]] = {}
-    strange = []
-    for key in sorted(source, key=lambda key: "asym_to_" in key):
-        for pattern, ours, change in patterns:
-            if match := pattern.fullmatch(key):
-                name = match.expand(ours).replace("asym", "odd").replace("sym", "even") or key
-                groups.setdefault((name, change), []).append(key)
-                break
-        else:
-            strange.append(key)
-    if strange:
-        raise UsageError(f"the reference code has no such weights: {', '.join(sorted(strange)[:4])}")
-    found = {}
-    for (name, change), keys in groups.items():
-        # in half precision, factors would round
-        values = [source[key].to(torch.promote_types(source[key].dtype, torch.float32)) for key in keys]
-        try:
-            value = change(*values)
-        except (ValueError, RuntimeError, IndexError, TypeError) as error:
-            shapes = ", ".join(f"{key} {tuple(source[key].shape)}" for key in keys)
-            raise UsageError(f"{shapes} can't become {name}: {error}") from error
-        if value is not None:
-            found[name] = tuple(keys), value
-    return found

@@ -24,7 +24,7 @@ from flopping.files import atomic_write, require_regular, require_writable
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a folder that timm loads."""
-_NESTED = ("model", "state_dict", "model_state_dict")
+_NESTED = ("model", "state_dict", "model_state_dict", "teacher")
 """Where training scripts put the weights beside their other state."""
 
 

@@ -12,8 +12,9 @@ from torch import nn
 
 from flopping.cost.count import count
 from flopping.cost.meta import build_on_meta
+from flopping.groups import get_group
 from flopping.models import ZOO, names_in_paper, registered_name
-from flopping.models.paper import Result, results
+from flopping.models.paper import Published, published, results
 from flopping.nn import DepthwiseConv2d
 
 TOLERANCE = 0.005
@@ -22,7 +23,7 @@ TOLERANCE = 0.005
 
 @dataclass(frozen=True)
 class Row:
-    """A network: what it costs, and what the paper says."""
+    """A network: what it costs, and what was published."""
 
     paper: str | None
     name: str
@@ -31,45 +32,49 @@ class Row:
     """Zeros that our network builds in and the reference code stores, and counts, as parameters."""
     flops: float
     macs: float
-    reported: Result | None
+    reported: Published | None
+    group: str
     linear_params: int | None = None
     """Parameters with the linear hand-off, the default of I(X), which is counted with |odd| as in the paper."""
 
     @property
     def family(self) -> str:
         """The architecture, as the paper calls it."""
-        families = {"deit3": "ViT", "resmlp": "ResMLP", "convnext": "ConvNeXt", "resnet": "ResNet"}
+        families = {"deit3": "ViT", "vit": "ViT", "resmlp": "ResMLP", "convnext": "ConvNeXt", "resnet": "ResNet"}
         return next((family for start, family in families.items() if self.name.startswith(start)), "others")
 
     @property
     def params_met(self) -> bool | None:
-        """Whether the parameters are the paper's, at its rounding to 0.1 M; constants counted as it did."""
-        if self.reported is None:
+        """Whether the parameters are the published ones, at their rounding; constants counted as they did."""
+        if self.reported is None or self.reported.params_m is None:
             return None
-        return self.reported.params_m in {round(n / 1e6, 1) for n in (self.params, self.params + self.constants)}
+        counts, digits = (self.params, self.params + self.constants), self.reported.digits
+        return self.reported.params_m in {round(n / 1e6, digits) for n in counts}
 
     @property
     def flops_met(self) -> bool | None:
-        """Whether the FLOPs are the paper's at its rounding to 0.1 G; of others than X, or fewer, or a little more."""
+        """Whether the FLOPs are the published ones at their rounding; of others than X, or fewer, or a little more."""
         if self.reported is None:
             return None
-        giga, wanted = self.flops / 1e9, self.reported.flops_g
+        giga, wanted, digits = self.flops / 1e9, self.reported.flops_g, self.reported.digits
         if self.reported.ordinary == self.reported.name:
-            return round(giga, 1) == wanted
-        return round(giga, 1) <= wanted or giga <= wanted * (1 + TOLERANCE)
+            return round(giga, digits) == wanted
+        return round(giga, digits) <= wanted or giga <= wanted * (1 + TOLERANCE)
 
 
-def match_names(pattern: str = "*") -> dict[str, str | None]:
+def match_names(pattern: str = "*", group: str | None = None) -> dict[str, str | None]:
     """Registered names of our networks and of the paper's ordinary ones that fit a pattern, with the paper's names.
 
-    >>> match_names("*flop_base*")
-    {'deit3_flop_base_patch16_224': 'E(ViT-B)', 'convnext_flop_base': 'E(ConvNeXt-B)'}
+    >>> match_names("*_base*", group="octic")
+    {'deit3_octic_base_patch16_224': 'octic E(ViT-B)', 'deit3_octic_stepdown_base_patch16_224': 'octic S(ViT-B)'}
     """
+    wanted = None if group is None else get_group(group).name
     papers = names_in_paper()
     every = {name: papers.get(name) for name in [*papers, *ZOO]}
     with suppress(ValueError):
         pattern = registered_name(pattern)  # a name of the paper in any spelling
-    return {name: paper for name, paper in every.items() if fnmatch(name, pattern) or fnmatch(paper or "", pattern)}
+    found = {name: paper for name, paper in every.items() if fnmatch(name, pattern) or fnmatch(paper or "", pattern)}
+    return {name: paper for name, paper in found.items() if wanted is None or _group_of(name) == wanted}
 
 
 def count_network(name: str, paper: str | None = None) -> Row:
@@ -81,21 +86,26 @@ def count_network(name: str, paper: str | None = None) -> Row:
     model = build_on_meta(lambda: timm.create_model(name))
     linear = None
     handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
-    if "invariant" in handoffs.values():
+    if "invariant" in handoffs.values() and paper in results():
         linear = _params(model)
         model = build_on_meta(lambda: timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs")))
     cost = count(lambda: model, model.pretrained_cfg["input_size"])
     # the middle line of antisymmetric depthwise filters
     constants = sum(layer.constant_taps for layer in model.modules() if isinstance(layer, DepthwiseConv2d))
-    return Row(paper, name, _params(model), constants, cost.flops, cost.macs, results().get(paper or ""), linear)
+    reported = published().get(paper or "")
+    return Row(paper, name, _params(model), constants, cost.flops, cost.macs, reported, _group_of(name), linear)
 
 
 def describe_columns(found: Sequence[Row]) -> str:
     """What the columns mean, and what the figures don't show."""
     text = (
         "Parameters in millions, FLOPs (paper's convention) and multiply-adds (MACs) in G for one image. 'met': equal"
-        f" at the paper's rounding; FLOPs also if fewer, or at most {TOLERANCE:.1%} more."
+        f" at the published rounding; FLOPs also if fewer, or at most {TOLERANCE:.1%} more."
     )
+    groups = sorted({row.group for row in found if row.paper} - {"flop", "trivial"})
+    if groups:
+        example = next(row.paper for row in found if row.group == groups[0] and row.paper)
+        text += f' Names of networks that follow {" and ".join(groups)} begin with their group: "{example}".'
     linear = [f"{row.paper} {row.linear_params / 1e6:.1f}" for row in found if row.paper and row.linear_params]
     if linear:
         text += (
@@ -106,6 +116,10 @@ def describe_columns(found: Sequence[Row]) -> str:
     if zeros:
         text += f" The paper counts as parameters zeros that we don't store: {', '.join(zeros)}."
     return text
+
+
+def _group_of(name: str) -> str:
+    return ZOO[name].group if name in ZOO else "trivial"
 
 
 def _params(model: nn.Module) -> int:

@@ -12,6 +12,7 @@ from flopping.functional.basis import (
     split,
     to_regular,
 )
+from flopping.functional.invariants import lengths, polynomials, slots
 from flopping.functional.norm import layer_norm
 from flopping.functional.operation import compile_operations
 
@@ -26,8 +27,11 @@ __all__ = [
     "heads",
     "invariant_only",
     "layer_norm",
+    "lengths",
     "pointwise",
+    "polynomials",
     "residual",
+    "slots",
     "split",
     "to_regular",
 ]

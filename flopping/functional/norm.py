@@ -20,13 +20,14 @@ def layer_norm(
     bias: Tensor | None,
     eps: float,
     invariant_only: bool = False,
+    by_irrep: bool = False,
 ) -> Feature:
     """Remove the mean over the copies of each component, divide by one joint deviation, scale, shift.
 
     The joint variance is the mean square over all channels after the means are subtracted; for flop with equal
     shares (var(even) + var(odd)) / 2. `weight` has one tensor per irrep of the result that occurs; only the
     trivial irrep is shifted. With `invariant_only` the other parts of the result have no channels. Without `weight` and
-    `bias` there is neither scale nor shift.
+    `bias` there is neither scale nor shift. With `by_irrep` the joint variance is the mean of the irreps' own ones.
     """
     used = [i for i, m in enumerate(layout.multiplicities) if m]
     weights: Sequence[Tensor | None] = [None] * len(used) if weight is None else weight
@@ -41,7 +42,8 @@ def layer_norm(
     written_out = plain or any(w is not None and w.requires_grad for w in weights)
     normalise = _normalise_written_out if written_out else _normalise_by_torch
     dims = [layout.irrep_dims[i] for i in used]
-    normed = normalise(exact, dims, layout, weights[: len(wanted)], bias if used[0] == 0 else None, eps)
+    counts = [layout.part_dims[used[0] if by_irrep else i] for i in used]
+    normed = normalise(exact, dims, counts, weights[: len(wanted)], bias if used[0] == 0 else None, eps)
     for i, value, w in zip(wanted, normed, weights, strict=False):
         given[i] = value.to(x[i].dtype if w is None else torch.promote_types(x[i].dtype, w.dtype))
     return tuple(given)
@@ -50,25 +52,27 @@ def layer_norm(
 def _normalise_by_torch(
     parts: Sequence[Tensor],
     dims: Sequence[int],
-    layout: Layout,
+    counts: Sequence[int],
     weights: Sequence[Tensor | None],
     bias: Tensor | None,
     eps: float,
 ) -> list[Tensor]:
     """By torch's kernel on each part, whose own deviation is then exchanged for the joint one.
 
+    The joint variance is the mean of the parts' variances, of which each counts so often.
     A sixth of the time of the operators written out (8 x 197 x 192 values per part: 4.0 to 0.65 ms).
     """
-    normed, inverses, total, channels = [], [], None, 0
-    for part, d, weight in zip(parts, dims, [*weights, *[None] * (len(parts) - len(weights))], strict=True):
+    normed, inverses, total, counted = [], [], None, 0
+    every = [*weights, *[None] * (len(parts) - len(weights))]
+    for part, d, count, weight in zip(parts, dims, counts, every, strict=True):
         scale = None if weight is None else weight.to(part.dtype)
         value, _, inverse = torch.native_layer_norm(part, part.shape[-1:], scale, None, eps)
         normed.append(value)
         inverses.append(inverse)
         square = inverse.pow(-2)  # the part's variance + eps
         square = square if d == 1 else square.mean(-2)
-        channels += d * part.shape[-1]
-        total = square if total is None else torch.lerp(total, square, d * part.shape[-1] / channels)
+        counted += count
+        total = square if total is None else torch.lerp(total, square, count / counted)
     assert total is not None
     joint = total.rsqrt()
     out: list[Tensor] = []
@@ -84,7 +88,7 @@ def _normalise_by_torch(
 def _normalise_written_out(
     exact: Sequence[Tensor],
     dims: Sequence[int],
-    layout: Layout,
+    counts: Sequence[int],
     weights: Sequence[Tensor | None],
     bias: Tensor | None,
     eps: float,
@@ -93,7 +97,10 @@ def _normalise_written_out(
     centred = [part - part.mean(-1, keepdim=True) for part in exact]
     squares = [(c * c).sum(-1, keepdim=True) for c in centred]
     joint = [square if d == 1 else square.sum(-2) for square, d in zip(squares, dims, strict=True)]
-    scale = (sum(joint[1:], joint[0]) / layout.dim + eps).rsqrt()
+    for i, (part, d, count) in enumerate(zip(exact, dims, counts, strict=True)):
+        if count != d * part.shape[-1]:
+            joint[i] = joint[i] * (count / (d * part.shape[-1]))
+    scale = (sum(joint[1:], joint[0]) / sum(counts) + eps).rsqrt()
     out: list[Tensor] = []
     for value, d, weight in zip(centred, dims, weights, strict=False):
         value = value * (scale if d == 1 else scale.unsqueeze(-2))

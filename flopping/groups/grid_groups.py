@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import torch
+
 from flopping.errors import UsageError
 from flopping.groups import characters
 from flopping.groups.group import Group, as_indices
 from flopping.groups.irreps import Irrep, Matrix, as_tuples
 from flopping.groups.symmetries import SYMMETRIES, planes
 
+ARROW = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64, device="cpu")
+"""From (row, column) to (x, y)."""
+
 
 def _grid_group(name: str, elements: str, irreps: dict[str, str]) -> Group:
-    """A subgroup of the square's symmetries; 1-dimensional irreps as signs, 'plane' for the 2x2 matrices."""
+    """A subgroup of the square's symmetries; 1-dimensional irreps as signs, 'plane' for arrows in the plane.
+
+    An arrow is (x, y) with x to the right and y up, as in octic-vits: the place (row, column) is (column, -row).
+    """
     names = tuple(elements.split())
     symmetries = tuple(SYMMETRIES[n] for n in names)
     plane = planes(symmetries)
 
     def matrices(signs: str) -> tuple[Matrix, ...]:
         if signs == "plane":
-            return tuple(as_tuples(m) for m in plane)
+            return tuple(as_tuples(m) for m in ARROW @ plane @ ARROW.T + 0.0)  # no -0.0
         return tuple(((float(f"{sign}1"),),) for sign in signs)
 
     return Group(

@@ -45,6 +45,10 @@ def initialise(model: nn.Module, weight_init: WeightInit, *, skip: nn.Module, he
             continue
         if isinstance(layer, fnn.Linear):
             linear_(layer, weight_init)
+        elif isinstance(layer, fnn.MaxFilter):
+            # in the main path, too
+            linear_(layer.references, weight_init, std=layer.references.in_layout.dim**-0.5 if scaled else STD)
+            left_alone.add(layer.references)
         elif isinstance(layer, fnn.TokenMix):
             _token_mix_(layer, weight_init)
         elif isinstance(layer, fnn.DepthwiseConv2d):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flopping.features import Device, Dtype, Layout
 from flopping.groups import Group, get_group, grid_groups, trivial
-from flopping.nn import AbsToInvariant, Module, Restrict, ToInvariant, ToRegular
+from flopping.nn import AbsToInvariant, Concat, Module, Restrict, ToInvariant, ToRegular
+from flopping.nn.handoff import InvariantKind
 
 Handoffs = Mapping[int, str | Group] | Mapping[str, str]
-"""Block index -> what happens before it: "hybrid", "invariant", "abs", or a subgroup."""
+"""Block index -> what happens before it: ordinary or invariant blocks follow, or those of a subgroup."""
 
-_KINDS = ("hybrid", "invariant", "abs")
+_TO_ORDINARY = ("hybrid", "concat")
+_INVARIANTS: dict[str, InvariantKind] = {
+    "invariant": "linear",
+    "power_spectrum": "power_spectrum",
+    "max_filtering": "max_filtering",
+    "polynomial": "polynomial",
+}
+_KINDS = (*_TO_ORDINARY, *_INVARIANTS, "abs")
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,9 @@ class Segment:
 
     def after(self, handoff: str) -> Segment:
         """What follows a hand-off."""
-        if handoff == "hybrid":
+        if handoff in _TO_ORDINARY:
             return Segment(trivial)
-        if handoff in ("invariant", "abs"):
+        if handoff in _KINDS:
             return replace(self, invariant_share=1.0)
         return replace(self, group=get_group(handoff))
 
@@ -84,12 +93,26 @@ class Schedule:
         """The layer that stands before a block of `handoffs`."""
         kind = self.handoffs[block]
         layout = (self.segments[block - 1] if block else self.first).layout(dim)
-        layers: dict[str, Callable[[], Module]] = {
-            "hybrid": lambda: ToRegular(layout),
-            "invariant": lambda: ToInvariant(layout.invariant_part, dim, device=device, dtype=dtype),
-            "abs": lambda: AbsToInvariant(layout),
-        }
-        return layers[kind]() if kind in layers else Restrict(layout, kind)
+        if kind == "invariant":
+            layout = layout.invariant_part
+        if kind in _INVARIANTS:
+            return ToInvariant(layout, dim, invariants=_INVARIANTS[kind], device=device, dtype=dtype)
+        if kind == "abs":
+            layout.group.require_signs("the hand-off abs, which keeps the number of channels,")
+        layers: dict[str, Callable[[Layout], Module]] = {"hybrid": ToRegular, "concat": Concat, "abs": AbsToInvariant}
+        return layers[kind](layout) if kind in layers else Restrict(layout, kind)
+
+    def per_block(self, value: float | Sequence[float], what: str) -> list[float]:
+        """A number for each block, from one for all or one for each segment between hand-offs.
+
+        >>> Schedule("flop", depth=3, handoffs={2: "hybrid"}).per_block((1e-5, 1e-6), "norm_eps")
+        [1e-05, 1e-05, 1e-06]
+        """
+        starts = sorted({0, *self.handoffs})
+        values = [value] * len(starts) if isinstance(value, int | float) else list(value)
+        if len(values) != len(starts):
+            raise ValueError(f"{what} is one number, or one for each of {len(starts)} segments, got {value!r}")
+        return [values[bisect(starts, block) - 1] for block in range(len(self.segments))]
 
 
 def _checked(handoffs: Handoffs | None, depth: int) -> dict[int, str]:

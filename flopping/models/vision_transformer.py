@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -22,7 +23,8 @@ class VisionTransformer(TokenBackbone):
 
     `handoffs` says what happens before a block: {6: "hybrid"} is H(X) of 12 blocks, {6: "invariant"} is I(X).
     `invariant_share` is the share of channels that are even beyond the equal shares: 0 for as many odd as even, 1/3
-    for half as many. `readout` is what the class token hands to the head: "even", or "abs" for [even | |odd|].
+    for half as many. `norm_eps` is one number, or one for each segment between hand-offs; `norm_by_irrep` is `by_irrep`
+    of the norms. `readout` is what the class token hands to the head: "even", or "abs" for [even | |odd|].
     `weight_init="reference"` starts weights as the paper did, whatever the width of their block.
 
     Features behind the final norm (`forward_features`, pooled features, num_classes=0) are the invariant channels
@@ -58,7 +60,8 @@ class VisionTransformer(TokenBackbone):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_eps: float = 1e-6,
+        norm_eps: float | Sequence[float] = 1e-6,
+        norm_by_irrep: bool = False,
         act_layer: str | Pointwise = "gelu",
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
@@ -83,6 +86,7 @@ class VisionTransformer(TokenBackbone):
         self.cls_token: nn.Module = ClassToken(first, device=device, dtype=dtype) if class_token else nn.Identity()
         self.pos_drop = Dropout(first, pos_drop_rate)
         function = pointwise_function(act_layer)
+        eps = schedule.per_block(norm_eps, "norm_eps")
         self.blocks = nn.ModuleList()
         for i in range(depth):
             layout = schedule.layout_in(i, embed_dim)
@@ -97,16 +101,19 @@ class VisionTransformer(TokenBackbone):
                     init_values=init_values,
                     drop_path=drop_path_rate,  # the same in every block, as DeiT III has it
                     function=function,
-                    eps=joint_eps(norm_eps, layout),
+                    eps=joint_eps(eps[i], layout),
+                    norm_by_irrep=norm_by_irrep,
                     invariant_only=self.layouts[i] != layout,
                     device=device,
                     dtype=dtype,
                 )
             )
-        eps, even_only = joint_eps(norm_eps, last), readout == "even"
-        self.norm = LayerNorm(last, eps, invariant_only=even_only, device=device, dtype=dtype)
+        even_only, last_eps = readout == "even", joint_eps(eps[-1], last)
+        self.norm = LayerNorm(
+            last, last_eps, invariant_only=even_only, by_irrep=norm_by_irrep, device=device, dtype=dtype
+        )
         self.readout = AbsToInvariant(last) if readout == "abs" else nn.Identity()
-        self._make_head(last.dim if readout == "abs" else last.multiplicities[0], device, dtype)
+        self._make_head(sum(last.multiplicities) if readout == "abs" else last.multiplicities[0], device, dtype)
         self.weight_init = check_weight_init(weight_init)
         self._init_weights()
 

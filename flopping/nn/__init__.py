@@ -5,7 +5,8 @@ from flopping.nn.attention import Attention
 from flopping.nn.block import Mlp, TransformerBlock
 from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.embed import ClassToken, PatchEmbed, PosEmbed
-from flopping.nn.handoff import AbsToInvariant, InvariantHead, Restrict, ToInvariant, ToRegular
+from flopping.nn.handoff import Concat, InvariantHead, Restrict, ToInvariant, ToRegular
+from flopping.nn.invariants import AbsToInvariant, MaxFilter, Polynomials
 from flopping.nn.linear import Linear
 from flopping.nn.maps import (
     AvgPool2d,
@@ -32,6 +33,7 @@ __all__ = [
     "AvgPool2d",
     "BatchNorm",
     "ClassToken",
+    "Concat",
     "Conv2d",
     "DepthwiseConv2d",
     "Downsample",
@@ -43,12 +45,14 @@ __all__ = [
     "LayerNorm",
     "LayerScale",
     "Linear",
+    "MaxFilter",
     "MaxPool2d",
     "Mlp",
     "Module",
     "Orient",
     "OrientedBias",
     "PatchEmbed",
+    "Polynomials",
     "PosEmbed",
     "Restrict",
     "Sequential",

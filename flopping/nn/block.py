@@ -60,6 +60,7 @@ class TransformerBlock(Module):
     `init_values=None` (or 0) leaves the layer scales out. With `invariant_only`, for a block before an invariant
     hand-off, the second sum has the trivial irrep only, because nothing reads the rest. With the trivial group the
     block is timm's `Block`. Called with `read`, which selects tokens, it gives and computes those alone.
+    `norm_by_irrep` is `by_irrep` of the norms.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)
@@ -84,13 +85,14 @@ class TransformerBlock(Module):
         drop_path: float = 0.0,
         function: Pointwise = F.gelu,
         eps: float = 1e-6,
+        norm_by_irrep: bool = False,
         invariant_only: bool = False,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
         out = layout.invariant_part if invariant_only else layout
         super().__init__(layout, out)
-        self.norm1 = LayerNorm(layout, eps, device=device, dtype=dtype)
+        self.norm1 = LayerNorm(layout, eps, by_irrep=norm_by_irrep, device=device, dtype=dtype)
         self.attn = Attention(
             layout,
             num_heads,
@@ -102,7 +104,7 @@ class TransformerBlock(Module):
         )
         self.ls1 = layer_scale(layout, init_values, device=device, dtype=dtype)
         self.drop_path1 = DropPath(layout, drop_path)
-        self.norm2 = LayerNorm(layout, eps, device=device, dtype=dtype)
+        self.norm2 = LayerNorm(layout, eps, by_irrep=norm_by_irrep, device=device, dtype=dtype)
         self.mlp = Mlp(layout, layout * mlp_ratio, function, out=out, drop=proj_drop, device=device, dtype=dtype)
         self.ls2 = layer_scale(out, init_values, device=device, dtype=dtype)
         self.drop_path2 = DropPath(out, drop_path)

@@ -5,6 +5,7 @@ The law differs from layer to layer and stands in each docstring.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
 from flopping.groups import Group, get_group, trivial
 from flopping.groups.sums import combine, sums_of
 from flopping.nn.drop import probability
+from flopping.nn.invariants import AbsToInvariant, MaxFilter, Polynomials
 from flopping.nn.module import Module
 
 
@@ -46,8 +48,39 @@ class ToRegular(Module):
         return (torch.cat([*values, extra] if self.in_layout.extra else values, -1),)
 
 
+class Concat(Module):
+    """Hybrid hand-off without a change of basis: the channels of all irreps side by side, as octic-vits has it.
+
+    The result is one part of the trivial group, ordered as `functional.slots`. The law: a group element acts on the
+    result by its irreps; what follows need not respect that.
+
+    >>> layer = Concat(Layout.regular("octic", 16))
+    >>> layer.out_layout, [tuple(part.shape) for part in layer(layer.in_layout.random(5))]
+    (Layout(trivial, even=16), [(5, 16)])
+    """
+
+    in_layout: Layout
+
+    def __init__(self, layout: Layout) -> None:
+        layout.require_regular("Concat")
+        super().__init__(layout, Layout.regular(trivial, layout.dim))
+
+    def _check_group_change(self, in_layout: Layout, out_layout: Layout) -> None:
+        """It gives up the group on purpose."""
+
+    def forward(self, x: Feature) -> Feature:
+        return (torch.cat(functional.slots(self.in_layout.parts(x, "Concat"), self.in_layout), -1),)
+
+
+InvariantKind = Literal["linear", "power_spectrum", "max_filtering", "polynomial"]
+
+
 class ToInvariant(Module):
-    """Invariant hand-off: drop all but the trivial irrep and map it to `dim` channels by one linear layer.
+    """Invariant hand-off: invariants of a feature, mapped to `dim` channels by one linear layer.
+
+    `invariants` says which: "linear" keeps the trivial irrep and drops the rest, "power_spectrum" takes the length of
+    every copy (`AbsToInvariant`), "max_filtering" the best match with twice as many references as there are channels
+    (`MaxFilter`), "polynomial" polynomials of degree 5 at most (`Polynomials`).
 
     The law: the result does not change under the group, apart from its places.
 
@@ -60,37 +93,35 @@ class ToInvariant(Module):
     in_layout: Layout
 
     def __init__(
-        self, layout: Layout, dim: int | None = None, bias: bool = True, *, device: Device = None, dtype: Dtype = None
+        self,
+        layout: Layout,
+        dim: int | None = None,
+        bias: bool = True,
+        *,
+        invariants: InvariantKind = "linear",
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         dim = layout.dim if dim is None else dim
         super().__init__(layout, Layout.invariant(layout.group, dim))
-        self.linear = nn.Linear(layout.multiplicities[0], dim, bias=bias, device=device, dtype=dtype)
+        layers: dict[str, Callable[[], AbsToInvariant | MaxFilter | Polynomials]] = {
+            "power_spectrum": lambda: AbsToInvariant(layout),
+            "max_filtering": lambda: MaxFilter(layout, device=device, dtype=dtype),
+            "polynomial": lambda: Polynomials(layout),
+        }
+        if invariants != "linear" and invariants not in layers:
+            raise ValueError(f"invariants are one of linear, {', '.join(layers)}, got {invariants!r}")
+        width = layout.multiplicities[0]
+        self.invariants: nn.Module = nn.Identity()
+        if invariants in layers:
+            found = layers[invariants]()
+            self.invariants, width = found, found.out_layout.dim
+        self.linear = nn.Linear(width, dim, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ToInvariant")
-        even, *none = functional.invariant_only(x)
+        even, *none = functional.invariant_only(self.invariants(x))
         return self.linear(even), *none
-
-
-class AbsToInvariant(Module):
-    """Invariant hand-off without weights: [even | |odd|]. For groups whose irreps are all 1-dimensional.
-
-    >>> from flopping import flop
-    >>> layer = AbsToInvariant(Layout.regular(flop, 4))
-    >>> layer((torch.ones(1, 2), -torch.ones(1, 2)))[0].tolist()
-    [[1.0, 1.0, 1.0, 1.0]]
-    """
-
-    in_layout: Layout
-
-    def __init__(self, layout: Layout) -> None:
-        layout.group.require_signs("AbsToInvariant")
-        super().__init__(layout, Layout.invariant(layout.group, layout.dim))
-
-    def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "AbsToInvariant")
-        _, *none = functional.invariant_only(x)
-        return torch.cat([x[0], *(part.abs() for part in x[1:])], -1), *none
 
 
 class Restrict(Module):

@@ -40,6 +40,9 @@ class LayerNorm(_PerCopy):
     With `invariant_only`, for a norm before a head, the variance is that of all parts, but only the trivial irrep
     is given: only what is read is computed, and every parameter gets a gradient.
 
+    With `by_irrep` the variance is the mean of the irreps' own variances, so a 2-dimensional irrep counts like a
+    1-dimensional one, not four times as much. Weights can't absorb the difference, and octic-vits was trained so.
+
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
     >>> even, odd = LayerNorm(layout)(layout.random(5))
@@ -55,12 +58,14 @@ class LayerNorm(_PerCopy):
         eps: float = 1e-6,
         *,
         invariant_only: bool = False,
+        by_irrep: bool = False,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
         super().__init__(layout, layout.invariant_part if invariant_only else layout)
         self.eps = eps
         self.invariant_only = invariant_only
+        self.by_irrep = by_irrep
         self.weight: nn.ParameterDict | None = self._per_copy(device, dtype)
         self.bias: nn.Parameter | None = self._shift(device, dtype)
         self.reset_parameters()
@@ -74,7 +79,7 @@ class LayerNorm(_PerCopy):
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "LayerNorm")
         weight = None if self.weight is None else [self.weight[name] for name in self.names]
-        return functional.layer_norm(x, self.in_layout, weight, self.bias, self.eps, self.invariant_only)
+        return functional.layer_norm(x, self.in_layout, weight, self.bias, self.eps, self.invariant_only, self.by_irrep)
 
 
 class Affine(_PerCopy):

@@ -50,7 +50,7 @@ Build = Callable[[Shape], nn.Module]
 POOL = {"even": (4, 2, 1), "odd": (3, 1, 1)}
 """Kernel, stride and padding; the maps of all cases have even sizes."""
 
-# name: (kind of input, needs 1-dimensional irreps, how to build it); ToRegular gives up the group: nothing to check
+# name: (kind of input, needs 1-dimensional irreps, how to build it); what gives up the group has nothing to check
 LAYERS: dict[str, tuple[str, bool, Build]] = {
     "Linear": ("rows", False, lambda s: fnn.Linear(s.layout, s.layout * 2)),
     "Activation": ("rows", False, lambda s: fnn.Activation(s.layout)),
@@ -82,8 +82,14 @@ LAYERS: dict[str, tuple[str, bool, Build]] = {
     "TokenMix": ("tokens", True, lambda s: fnn.TokenMix(s.layout, s.grid)),
     "OrientedBias": ("tokens", True, lambda s: fnn.OrientedBias(s.layout, s.grid)),
     "Orient": ("tokens", True, lambda s: fnn.Orient(s.layout, s.grid)),
-    "ToInvariant": ("tokens", False, lambda s: fnn.ToInvariant(s.layout)),
-    "AbsToInvariant": ("tokens", True, lambda s: fnn.AbsToInvariant(s.layout)),
+    "ToInvariant": (
+        "tokens",
+        False,
+        lambda s: fnn.ToInvariant(s.layout, invariants="linear" if s.name == "even" else "power_spectrum"),
+    ),
+    "MaxFilter": ("tokens", False, lambda s: fnn.MaxFilter(s.layout, references=3)),
+    "Polynomials": ("tokens", False, lambda s: fnn.Polynomials(s.layout)),
+    "AbsToInvariant": ("tokens", False, lambda s: fnn.AbsToInvariant(s.layout)),
     "Restrict": ("tokens", False, lambda s: fnn.Restrict(s.layout, SUBGROUPS.get(s.group.name, s.group))),
     "InvariantHead": ("tokens", False, lambda s: fnn.InvariantHead(s.layout, num_classes=5)),
 }

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.golden import FOLDER, HINTS, golden_file
+from support.golden import FOLDER, HINTS, OCTIC, golden_file
 from support.reference_format import to_reference
 from torch import Tensor
 
@@ -27,7 +27,7 @@ def near(got: Tensor, expected: Tensor) -> None:
 def test_every_golden_file_is_tested() -> None:
     golden_file(NAMES[0])
     found = sorted(path.stem for path in FOLDER.glob("*.safetensors"))
-    assert [name for name in found if not name.startswith("octic_")] == NAMES  # those of octic-vits have no adapter yet
+    assert found == sorted([*NAMES, *OCTIC])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,6 +40,29 @@ def test_logits_and_pooled_features(name: str) -> None:
     near(model.forward_head(model.forward_features(x), pre_logits=True), golden["pooled_features"])
     (error,) = equivariance_errors(model, x, group="flop").values()
     assert error > 0.01 if name == "vit_hybrid" else error < 1e-5
+
+
+@pytest.mark.parametrize("name", OCTIC)
+@torch.no_grad()
+def test_octic_networks(name: str) -> None:
+    """Logits, or the normed class token of DINOv2, of the image, its mirror image and its quarter turn."""
+    golden = load_file(golden_file(name))
+    model, x = load_reference(golden_file(name), num_heads=2).eval(), golden["input"]
+    torch.testing.assert_close(model(x), golden["output"], atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(model(x.flip(-1)), golden["output_flopped"], atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(model(x.rot90(1, (-2, -1))), golden["output_rot90"], atol=1e-5, rtol=0.0)
+    _, *errors = equivariance_errors(model, x, group="octic").values()
+    assert min(errors) > 0.01 if "hybrid" in name else max(errors) < 1e-5
+
+
+def test_the_teacher_of_a_training_run() -> None:
+    golden = load_file(golden_file("octic_dinov2_invariant"))
+    weights = {key.removeprefix("model."): value for key, value in golden.items() if key.startswith("model.")}
+    teacher = {f"backbone.{key}": value for key, value in weights.items()} | {
+        "dino_head.mlp.0.weight": torch.ones(2, 2)
+    }
+    got = load_reference({"teacher": teacher}, num_heads=2).state_dict()
+    torch.testing.assert_close(got, load_reference(golden, num_heads=2).state_dict(), rtol=0, atol=0)
 
 
 FORMS = {

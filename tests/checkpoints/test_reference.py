@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import timm
 import torch
+from support.octic_format import octic_vit
 from support.reference_format import to_reference
 from torch import Tensor
 
 from flopping import load_reference
 from flopping.checkpoints import translate
 from flopping.errors import UsageError
-from flopping.models import ZOO, ConvNeXt, ResMlp, ResNet, VisionTransformer
+from flopping.models import ZOO, ConvNeXt, Entry, ResMlp, ResNet, VisionTransformer
 from flopping.models.backbone import Backbone
 from flopping.testing import randomize_
 
@@ -97,6 +98,33 @@ def test_the_networks_of_the_paper_need_no_arguments(name: str) -> None:
     assert {key: value.shape for key, value in found.weights.items()} == shapes
 
 
+OCTIC = [entry for entry in ZOO.values() if "norm_by_irrep" in entry.args]
+
+
+@pytest.mark.parametrize("entry", OCTIC, ids=lambda entry: entry.name)
+def test_octic_networks_are_told_from_keys_and_shapes(entry: Entry) -> None:
+    """Those that were published need no arguments; the heads of others are no known ones."""
+    width, depth, heads, patch = (entry.args[key] for key in ("embed_dim", "depth", "num_heads", "patch_size"))
+    (handoff,) = entry.args["handoffs"].values()
+    invariants, classes = None if handoff == "concat" else handoff, entry.args.get("num_classes", 1000)
+    state = octic_vit(width, depth, patch, entry.img_size // patch, invariants, classes, "meta")
+    found = translate(state, **({} if entry.paper else {"num_heads": heads}))
+    assert (found.name, found.args, found.paper) == (entry.name, {}, entry.paper)
+    shapes = {key: value.shape for key, value in on_meta(entry.name).state_dict().items()}
+    assert {key: value.shape for key, value in found.weights.items()} == shapes
+
+
+def octic(invariants: str | None = "power_spectrum", **changes: Tensor | None) -> dict[str, Tensor]:
+    return changed(octic_vit(16, 2, 4, 4, invariants, classes=3), **changes)
+
+
+def test_max_filtering_is_an_argument() -> None:
+    found = translate(octic("max_filtering"), **TWO)
+    assert found.args["handoffs"] == {1: "max_filtering"}
+    assert "octic_invariant" in found.name
+    assert found.build().handoffs["1"].invariants.out_layout.dim == 32
+
+
 def vit(**args: Any) -> dict[str, Tensor]:
     return to_reference(VisionTransformer(**VIT | args))
 
@@ -157,6 +185,27 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Tensor]], dict[str, Any], str]] 
     "size of any image": (convnext, {"img_size": 36}, r"ConvNeXt has no img_size, got 36"),
     "heads that don't divide": (vit, {"num_heads": 3}, r"3 heads do not divide"),
     "odd class token": (lambda: changed(vit(), cls_token__1=torch.full((1, 1, 8), 1e-9)), TWO, r"cls_token\.1 .*zero"),
+    "octic, no heads": (octic, {}, r"width of 16 .*num_heads"),
+    "octic, class token": (lambda: octic(cls_token__4=torch.ones(1, 1, 2, 4)), TWO, r"cls_token\.4 .*zero"),
+    "octic, invariants": (lambda: octic(invariant_proj__weight=torch.ones(16, 14)), TWO, r"12 for power_.* got 14"),
+    "octic, references": (
+        lambda: octic("max_filtering", invariantization__references=torch.ones(32, 16)),
+        TWO,
+        r"\(count, copies, 8\), got \(32, 16\)",
+    ),
+    "octic, other action": (
+        lambda: octic("max_filtering", invariantization__rotation_action=torch.eye(8)),
+        TWO,
+        r"rotation_action .* what rot90 does",
+    ),
+    "octic all the way": (
+        lambda: changed(octic(None), blocks__1__attn__qkv__weight=None),
+        TWO,
+        r"2 octic blocks",
+    ),
+    "octic, strange": (lambda: octic(register_tokens__0=ONE), TWO, r"register_tokens\.0"),
+    "octic, missing": (lambda: octic(pos_embed__5=None), TWO, r"pos_embed\.4 gives .*weight\.E \(4, 2\), not \(4, 4\)"),
+    "octic, handoff": (octic, ABS, r"has no handoff"),
     "middle of an antisymmetric filter": (
         lambda: convnext(stages__1__0__dwconv__asym_to_sym__zero_center=torch.ones(4, 1, 7, 1)),
         {},

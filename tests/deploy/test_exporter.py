@@ -36,6 +36,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "ResMLP": ("resmlp_test_64", {"depth": 1}, False),
     "H(ViT)": ("deit3_flop_hybrid_test_patch16_64", {"depth": 2, "handoffs": {"1": "hybrid"}}, False),
     "I(ViT)": ("deit3_flop_invariant_test_patch16_64", {"depth": 2, "handoffs": {"1": "invariant"}}, True),
+    "octic I(ViT)": ("deit3_octic_invariant_test_patch16_64", {"depth": 2, "handoffs": {"1": "polynomial"}}, True),
+    "max filtering": ("deit3_octic_invariant_test_patch16_64", {"depth": 2, "handoffs": {"1": "max_filtering"}}, True),
+    "lengths": ("vit_octic_invariant_test_patch16_dinov2", {"depth": 2, "handoffs": {"1": "power_spectrum"}}, True),
     "E(ResNet)": ("resnet_flop_test", {"depths": [1, 1], "widths": [8, 16]}, True),
     "E(ConvNeXt)": ("convnext_flop_test", {"depths": [1, 1], "dims": [8, 16]}, True),
 }

@@ -9,8 +9,8 @@ from support.finite_groups import ABSTRACT, abstract
 from support.oracles import GROUPS, assert_same, dense_linear, layouts, regular_basis, spread
 from torch import Tensor
 
+from flopping import Layout, flipflop, octic, rot90, trivial
 from flopping import nn as fnn
-from flopping import trivial
 from flopping.groups import Group
 from flopping.groups.representations import intertwiners
 from flopping.testing import randomize_
@@ -67,10 +67,11 @@ def test_activation(group: Group, function: Callable[[Tensor], Tensor], shares: 
 
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize("shares", [0, 1])
-def test_layer_norm(group: Group, shares: int) -> None:
+@pytest.mark.parametrize("by_irrep", [False, True])
+def test_layer_norm(group: Group, shares: int, by_irrep: bool) -> None:
     """Both ways of computing it, for training and for inference, against the formula on packed channels."""
     layout = layouts(group)[shares]
-    layer = randomize_(fnn.LayerNorm(layout, eps=1e-2).double())
+    layer = randomize_(fnn.LayerNorm(layout, eps=1e-2, by_irrep=by_irrep).double())
     widths = [m for m, d in zip(layout.multiplicities, layout.irrep_dims, strict=True) for _ in range(d)]
     owner = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))  # which component a channel belongs to
     same = (owner[:, None] == owner).double()
@@ -78,7 +79,8 @@ def test_layer_norm(group: Group, shares: int) -> None:
 
     def oracle(x: tuple[Tensor, ...]) -> Tensor:
         deviations = layout.merge(x) @ centre
-        joint = deviations.square().mean(-1, keepdim=True)
+        parts = deviations.square().split([n for n in layout.part_dims if n], -1) if by_irrep else [deviations.square()]
+        joint = torch.stack([part.mean(-1) for part in parts]).mean(0)[..., None]
         bias = torch.cat([layer.bias, layer.bias.new_zeros(layout.dim - len(layer.bias))])
         return deviations / (joint + 1e-2).sqrt() * spread(layout, layer.weight) + bias
 
@@ -174,13 +176,42 @@ def test_ends(group: Group) -> None:
         lambda x: F.linear(layout.merge(x)[..., :m], *to_invariant.linear.parameters()),
         to_invariant.out_layout.merge,
     )
-    if group.signs_only:
-        layer = fnn.AbsToInvariant(layout)
-
-        def absolute(x: tuple[Tensor, ...]) -> Tensor:
-            packed = layout.merge(x)
-            return torch.cat([packed[..., :m], packed[..., m:].abs()], -1)
-
-        assert_same(layer, x, absolute, layer.out_layout.merge)
+    lengths = fnn.AbsToInvariant(layout)
+    assert_same(lengths, x, lambda x: squared_lengths(x, layout).sqrt(), lambda y: y[0].abs())
     hybrid, basis = fnn.ToRegular(layout), regular_basis(layout)
     assert_same(hybrid, x, lambda x: layout.merge(x) @ basis.T, lambda y: y[0])
+
+
+def squared_lengths(x: tuple[Tensor, ...], layout: Layout) -> Tensor:
+    dims = zip(x, layout.irrep_dims, strict=True)
+    return torch.cat([part.square() if d == 1 else part.square().sum(-2) for part, d in dims], -1)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+@pytest.mark.parametrize("shares", [0, 1])
+def test_max_filtering(group: Group, shares: int) -> None:
+    """The largest product with a reference that all elements move, the reference being that of the identity."""
+    layout = layouts(group)[shares]
+    layer = randomize_(fnn.MaxFilter(layout, references=3).double())
+    weight, _ = dense_linear(layer.references)
+    references = (regular_basis(layer.references.out_layout) @ weight)[:3]
+    moved = [references @ layout.matrix(g).T for g in range(group.order)]
+
+    def oracle(x: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack([layout.merge(x) @ r.T for r in moved]).amax(0)
+
+    assert_same(layer, layout.random(5, dtype=torch.float64), oracle, lambda y: y[0])
+
+
+@pytest.mark.parametrize("group", [flipflop, rot90, octic], ids=str)
+def test_channels_side_by_side(group: Group) -> None:
+    """A group element acts on them by its irreps, copy by copy."""
+    layout = Layout.regular(group, 3 * group.order + 2, extra=2)
+    layer, x = fnn.Concat(layout), layout.random(5, dtype=torch.float64)
+    before = layer(x)[0]
+    for g in range(group.order):
+        copies = [irrep.tensor[g] for irrep in group.irreps for _ in range(irrep.regular_multiplicity)]
+        expected = torch.einsum("ij,bjc->bic", torch.block_diag(*copies), before[:, :-2].unflatten(1, (-1, 3)))
+        (after,) = layer(layout.act(g, x))
+        torch.testing.assert_close(after[:, :-2].unflatten(1, (-1, 3)), expected)
+        torch.testing.assert_close(after[:, -2:], before[:, -2:])

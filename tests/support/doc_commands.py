@@ -59,6 +59,8 @@ TWINS = {
     "deit3_flop_hybrid_*": "deit3_flop_hybrid_test_patch16_64",
     "deit3_flop_invariant_*": "deit3_flop_invariant_test_patch16_64",
     "deit3_flop_*": "deit3_flop_test_patch16_64",
+    "deit3_octic_invariant_*": "deit3_octic_invariant_test_patch16_64",
+    "deit3_octic_*": "deit3_octic_test_patch16_64",
     "deit3_*": "test_vit",
     "resmlp_flop_*": "resmlp_flop_test_64",
     "resmlp_*": "resmlp_test_64",

@@ -17,7 +17,16 @@ HINTS = {
     "vit_hybrid": {"num_heads": 4, "handoff": "hybrid"},
     "vit_invariant_abs": {"num_heads": 4, "handoff": "abs"},
 }
-"""The arguments of `load_reference` for each file."""
+"""The arguments of `load_reference` for each file of the reference code."""
+OCTIC = (
+    "octic_deit_hybrid",
+    "octic_deit_invariant_max_filtering",
+    "octic_deit_invariant_polynomial",
+    "octic_deit_invariant_power_spectrum",
+    "octic_dinov2_hybrid",
+    "octic_dinov2_invariant",
+)
+"""The files of octic-vits; they have two heads."""
 
 
 def golden_file(name: str) -> Path:
