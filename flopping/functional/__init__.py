@@ -1,11 +1,12 @@
 """Pure equivariant operations on features. The layers of `flopping.nn` hold parameters and call these."""
 
-from flopping.functional.attention import attention, attention_weights, heads
+from flopping.functional.attention import attention, attention_weights, heads, read_rows
 from flopping.functional.basis import (
     Pointwise,
     add,
     cat,
     from_regular,
+    gated,
     invariant_only,
     pointwise,
     residual,
@@ -14,6 +15,7 @@ from flopping.functional.basis import (
 )
 from flopping.functional.norm import layer_norm
 from flopping.functional.operation import compile_operations
+from flopping.functional.rotary import rotary_planes, rotary_tables, rotate
 
 __all__ = [
     "Pointwise",
@@ -23,11 +25,16 @@ __all__ = [
     "cat",
     "compile_operations",
     "from_regular",
+    "gated",
     "heads",
     "invariant_only",
     "layer_norm",
     "pointwise",
+    "read_rows",
     "residual",
+    "rotary_planes",
+    "rotary_tables",
+    "rotate",
     "split",
     "to_regular",
 ]

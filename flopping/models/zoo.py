@@ -97,6 +97,20 @@ def _vits() -> Iterator[Entry]:
             yield Entry(name, paper, VisionTransformer, args, img_size)
 
 
+def _rope_vits() -> Iterator[Entry]:
+    """With four register tokens, and rotary positions in place of learned ones."""
+    parts = {"reg_tokens": 4, "use_abs_pos_emb": False, "use_rot_pos_emb": True}
+    for size, (width, depth, heads, patch) in (VITS | {"test": (64, 4, 2, 16)}).items():
+        if patch != 16:
+            continue
+        img_size = 64 if size == "test" else 224
+        args = {"embed_dim": width, "depth": depth, "num_heads": heads, "patch_size": patch, **parts}
+        paper = None if size == "test" else f"ViT-{size[0].upper()} (rope)"
+        name = f"{size}_patch{patch}_rope_reg4_{img_size}"
+        yield Entry(f"vit_flop_{name}", paper and f"E({paper})", VisionTransformer, args, img_size)
+        yield Entry(f"vit_{name}", paper, VisionTransformer, {**args, "group": "trivial"}, img_size)
+
+
 def _resmlps() -> Iterator[Entry]:
     tests = {"test": (64, 4, 0.1)}
     for size, (width, depth, init) in (RESMLPS | tests).items():
@@ -144,7 +158,9 @@ def _resnets() -> Iterator[Entry]:
         yield Entry(f"resnet_flop_{size}d", paper, ResNet, deep, img_size, cfg)
 
 
-ZOO: dict[str, Entry] = {entry.name: entry for make in (_vits, _resmlps, _convnexts, _resnets) for entry in make()}
+ZOO: dict[str, Entry] = {
+    entry.name: entry for make in (_vits, _rope_vits, _resmlps, _convnexts, _resnets) for entry in make()
+}
 """Every model that we register, by its name."""
 
 
