@@ -65,8 +65,8 @@ class TransformerBlock(Module):
 
     `init_values=None` (or 0) leaves the layer scales out. With `invariant_only`, for a block before an invariant
     hand-off, the second sum has the trivial irrep only, because nothing reads the rest. With the trivial group the
-    block is timm's `Block`. Called with `read`, which selects tokens, it gives and computes those alone. `attn_mask` and
-    `grid` are those of `Attention`.
+    block is timm's `Block`. Called with `read`, which selects tokens, it gives and computes those alone. `attn_mask`
+    and `grid` are those of `Attention`.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)

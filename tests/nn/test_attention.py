@@ -23,7 +23,7 @@ each_group = pytest.mark.parametrize("group", GROUPS, ids=str)
 
 def sizes(group: Group) -> tuple[Layout, tuple[int, int]]:
     """Two heads of four copies with extra invariant channels; a rectangle where the group keeps rectangles."""
-    return Layout.regular(group, 8 * group.order + 4, extra=4), (3, 3) if group.swaps_axes else (3, 4)
+    return Layout.regular(group, 8 * group.order + 8, extra=8), (3, 3) if group.swaps_axes else (3, 4)
 
 
 # --- rotary positions ------------------------------------------------------------------------------
