@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import pi, sqrt
 
 import torch
@@ -152,16 +152,13 @@ def rotary_tables(
 
     Coordinates are those of patch centres, from -1 to 1 across the image, so the group negates and swaps them.
     """
-    exact = {"dtype": torch.float64, "device": device}
-    y, x = [(2 * torch.arange(size, **exact) + (1 - size)) / size for size in grid]
-    by_row, by_column = [torch.tensor(rates, **exact) for rates in planes.rates]
+    exact = partial(torch.tensor, dtype=torch.float64, device=device)
+    y, x = [(2 * torch.arange(size, dtype=torch.float64, device=device) + (1 - size)) / size for size in grid]
+    by_row, by_column = exact(planes.rates[0]), exact(planes.rates[1])
     angles = (y[:, None, None] * by_row + x[:, None] * by_column).flatten(0, 1)
     angles = F.pad(angles, (0, 0, prefix, 0))
-    tables = [
-        function(angles) * torch.tensor(scales, **exact)
-        for function, scales in ((torch.cos, planes.cos_scales), (torch.sin, planes.sin_scales))
-    ]
-    return tables[0].to(dtype), tables[1].to(dtype)
+    cos, sin = angles.cos() * exact(planes.cos_scales), angles.sin() * exact(planes.sin_scales)
+    return cos.to(dtype), sin.to(dtype)
 
 
 def rotate(x: Tensor, planes: Planes, cos: Tensor, sin: Tensor) -> Tensor:

@@ -212,4 +212,5 @@ def _norm(norm: LayerNorm, x: Tensor) -> Tensor:
     """Each head `(B, H, N, D)` of each token for itself; heads go to the batch, so that the norm sees tokens."""
     heads = x.shape[1]
     normed: Feature = norm(norm.in_layout.split(x.flatten(0, 1)))
-    return norm.in_layout.merge(normed).unflatten(0, (-1, heads))
+    out: Tensor = norm.in_layout.merge(normed).unflatten(0, (-1, heads))
+    return out

@@ -55,6 +55,16 @@ def test_any_size_of_images(size: tuple[int, int]) -> None:
         torch.testing.assert_close(model(image), fixed(image))
 
 
+def test_training_after_a_test_in_inference_mode() -> None:
+    """Tables that were made there serve gradients, too."""
+    model = build(**ROPE, dynamic_img_size=True, rope_temperature=50.0)
+    image = torch.randn(1, 3, 32, 64)
+    with torch.inference_mode():
+        model(image)
+    model(image).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_octic_networks_take_rectangles_of_any_size() -> None:
     """Learned positions need squares; the angles of places don't."""
     model = build(**ALL, group="octic", dynamic_img_size=True)
