@@ -29,6 +29,8 @@ from flopping.nn import (
 )
 from flopping.nn.activation import pointwise_function
 
+ROPE_TEMPERATURE = 100.0  # that of DINOv3
+
 
 class VisionTransformer(TokenBackbone):
     """ViT for any group of the pixel grid; `group="trivial"` is timm's DeiT III, with the same weights.
@@ -74,7 +76,7 @@ class VisionTransformer(TokenBackbone):
         reg_tokens: int = 0,
         use_abs_pos_emb: bool = True,
         use_rot_pos_emb: bool = False,
-        rope_temperature: float = 100.0,
+        rope_temperature: float = ROPE_TEMPERATURE,
         dynamic_img_size: bool = False,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
@@ -97,7 +99,10 @@ class VisionTransformer(TokenBackbone):
         super().__init__(schedule, embed_dim, num_classes, in_chans, drop_rate, global_pool, patch_size, device, dtype)
         if readout not in ("even", "abs"):
             raise ValueError(f"readout is 'even' or 'abs', got {readout!r}")
+        if rope_temperature != ROPE_TEMPERATURE and not use_rot_pos_emb:
+            raise ValueError(f"rope_temperature={rope_temperature} is for rotary positions: say use_rot_pos_emb=True")
         self.dynamic_img_size = dynamic_img_size
+        self.use_rot_pos_emb = use_rot_pos_emb
         first, last = schedule.first.layout(embed_dim), self.layouts[-1]
         self.patch_embed = PatchEmbed(first, img_size, patch_size, in_chans, device=device, dtype=dtype)
         grid = self.patch_embed.grid_of(as_pair(img_size, "img_size"))
@@ -169,7 +174,7 @@ class VisionTransformer(TokenBackbone):
 
     def context(self, image: Tensor, attn_mask: Tensor | None = None) -> Context:
         masks = {"attn_mask": attn_mask} if is_given(attn_mask) else {}
-        if not self.dynamic_img_size:
+        if not self.dynamic_img_size or not self.use_rot_pos_emb:
             return masks
         return masks | {"grid": self.grid_of((image.shape[2], image.shape[3]))}
 

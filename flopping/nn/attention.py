@@ -188,6 +188,8 @@ class Attention(Module):
             k, v = functional.heads(self.qkv.share(others, 1, 3, 3), layout, num_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = _norm(self.q_norm, q), _norm(self.k_norm, k)
+        if self.rope is None and is_given(grid):
+            raise ValueError(f"a grid is for rotary positions, and this attention has none, got grid {grid}")
         if self.rope is not None:
             if is_given(context):
                 raise ValueError("rotary positions are those of the tokens of one grid: a context has none")

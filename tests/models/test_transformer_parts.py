@@ -82,6 +82,8 @@ def test_refusals_show_the_numbers() -> None:
         build(**ROPE, embed_dim=24)
     with pytest.raises(ValueError, match=r"got 0 in 2 heads of Layout\(flop, even=64, odd=0\)"):
         build(**ROPE, handoffs={1: "invariant"})
+    with pytest.raises(ValueError, match="rope_temperature=50 is for rotary positions"):
+        build(rope_temperature=50)
     with pytest.raises(ValueError, match="needs a class token"):
         build(**ROPE, class_token=False)
 

@@ -168,6 +168,9 @@ REFUSED = {
     r"a context has none": lambda: fnn.Attention(
         Layout.regular(flop, 16), 2, rope=fnn.RotaryEmbed(Layout.regular(flop, 16), 2, 3)
     )(Layout.regular(flop, 16).random(1, 9), context=Layout.regular(flop, 16).random(1, 9)),
+    r"none, got grid \(3, 3\)": lambda: fnn.Attention(Layout.regular(flop, 16), 2)(
+        Layout.regular(flop, 16).random(1, 9), grid=(3, 3)
+    ),
     r"attn_mask has shape \(4, 4\), .*got \(3, 4\)": lambda: fnn.Attention(Layout.regular(flop, 16), 2)(
         Layout.regular(flop, 16).random(1, 4), attn_mask=torch.ones(3, 4)
     ),
