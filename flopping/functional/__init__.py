@@ -1,11 +1,12 @@
 """Pure equivariant operations on features. The layers of `flopping.nn` hold parameters and call these."""
 
-from flopping.functional.attention import attention, attention_weights, heads
+from flopping.functional.attention import attention, attention_weights, heads, read_rows
 from flopping.functional.basis import (
     Pointwise,
     add,
     cat,
     from_regular,
+    gated,
     invariant_only,
     pointwise,
     residual,
@@ -15,6 +16,7 @@ from flopping.functional.basis import (
 from flopping.functional.invariants import lengths, polynomials, slots
 from flopping.functional.norm import layer_norm
 from flopping.functional.operation import compile_operations
+from flopping.functional.rotary import rotary_planes, rotary_tables, rotate
 
 __all__ = [
     "Pointwise",
@@ -24,13 +26,18 @@ __all__ = [
     "cat",
     "compile_operations",
     "from_regular",
+    "gated",
     "heads",
     "invariant_only",
     "layer_norm",
     "lengths",
     "pointwise",
     "polynomials",
+    "read_rows",
     "residual",
+    "rotary_planes",
+    "rotary_tables",
+    "rotate",
     "slots",
     "split",
     "to_regular",

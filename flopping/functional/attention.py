@@ -9,17 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flopping.features import Feature, Layout
+from flopping.features import Feature, Layout, Read
 from flopping.functional.operation import operation
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> Feature:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, attn_mask: Tensor | None = None
+) -> Feature:
     """Multi-head attention on tokens, from queries, keys and values `(B, H, N, D)` as `heads` gives them.
 
     The dot product runs over all parts of a head together, so it is invariant, and the same weights mix all values.
+    `attn_mask` is that of torch's attention: True where a query sees a key, or numbers that are added to the products.
     """
     num_heads = q.shape[1]
-    mixed_BHND = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    mixed_BHND = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout)
     mixed_BNHD = mixed_BHND.transpose(1, 2)
     parts = []
     start = 0
@@ -49,6 +52,16 @@ def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, ...]:
         if m
     ]
     return (split_B3HND[0] if len(split_B3HND) == 1 else torch.cat(split_B3HND, -1)).unbind(1)
+
+
+def read_rows(table: Tensor, read: Read) -> Tensor:
+    """The rows `(..., N, M)` of the tokens that are read: of a mask, or of a table of positions.
+
+    >>> read_rows(torch.eye(3), lambda x: tuple(part.narrow(1, 0, 1) for part in x)).tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+    (rows,) = read((table.movedim(-2, 0)[None],))
+    return rows[0].movedim(0, -2)
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:

@@ -141,6 +141,29 @@ def pointwise(x: Feature, layout: Layout, function: Pointwise, scaled: bool = Tr
     return from_regular([function(v) for v in values], function(extra) if extra_channels else extra, layout, back)
 
 
+@operation(recompute=True)
+def gated(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) -> Feature:
+    """The first half of the copies of each irrep, through an elementwise function, times the second half.
+
+    The product is taken in the regular basis, place by place: there the group only permutes. `layout` is that of each
+    half and of the result. `scaled` is as in `pointwise`.
+
+    >>> gated((torch.tensor([2.0, 3.0]),), Layout.regular("trivial", 1), torch.square)[0].tolist()
+    [12.0]
+    """
+    gate, value = [
+        tuple([part.narrow(-1, i * m, m) for part, m in zip(x, layout.multiplicities, strict=True)]) for i in (0, 1)
+    ]
+    group = layout.group
+    copies, extra_channels = layout.require_regular("a gate")
+    if group.order == 1 or not copies:  # invariant channels only
+        return function(gate[0]) * value[0], *value[1:]
+    to, back = (group.from_irreps, group.to_irreps) if scaled else _signs(group)
+    (gates, extra_gate), (values, extra) = to_regular(gate, layout, to), to_regular(value, layout, to)
+    extra = function(extra_gate) * extra if extra_channels else extra
+    return from_regular([function(g) * v for g, v in zip(gates, values, strict=True)], extra, layout, back)
+
+
 def _pointwise_of_two(x: Feature, copies: int, extra: int, function: Pointwise, scaled: bool) -> Feature:
     """For flop and its like, in as little memory as can be: what is read for the last time is written over."""
     even, more = (x[0].narrow(-1, 0, copies), x[0].narrow(-1, copies, extra)) if extra else (x[0], None)

@@ -111,13 +111,14 @@ def _run(model: Any, images: Tensor, block: int) -> tuple[Tensor, Tensor | None]
     if not isinstance(layer, (Attention, TimmAttention)):
         return model(images), None
     inputs: list[Any] = []
-    handle = layer.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
+    handle = layer.register_forward_hook(lambda _, args, __: inputs.extend(args))
     try:
         logits = model(images)
     finally:
         handle.remove()
     if isinstance(layer, Attention):
-        q, k, _ = functional.heads(layer.qkv(inputs[0]), layer.in_layout, layer.num_heads)
+        x, _, _, grid = inputs  # of all tokens, whatever is read
+        q, k, _ = layer.heads(x, grid=grid)
         return logits, functional.attention_weights(q, k)
     qkv = layer.qkv(inputs[0])
     q, k, _ = functional.heads((qkv,), Layout.regular(trivial, qkv.shape[-1] // 3), layer.num_heads)

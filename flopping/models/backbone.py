@@ -17,10 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional.grid import Grid
 from flopping.models.schedule import Schedule
-from flopping.nn import Module
+from flopping.nn import Module, TransformerBlock
 from flopping.nn.drop import probability
 
 Intermediate = Tensor | tuple[Tensor, Tensor]
+Context = dict[str, Any]
+"""Arguments of `TransformerBlock` beside the feature and what is read of it."""
+NO_CONTEXT: Context = {}
 
 
 class Backbone(Module):
@@ -31,6 +34,7 @@ class Backbone(Module):
     """
 
     num_prefix_tokens: int = 0
+    has_class_token: bool = False
     global_pools: tuple[str, ...]
     timm_renames: tuple[tuple[str, str], ...]
     """Patterns that turn our parameter names into timm's, beyond leaving out the trivial irrep's name."""
@@ -55,7 +59,7 @@ class Backbone(Module):
     def _checked_pool(self, global_pool: str) -> str:
         if global_pool not in self.global_pools:
             raise ValueError(f"global_pool is one of {self.global_pools}, got {global_pool!r}")
-        if global_pool == "token" and not self.num_prefix_tokens:
+        if global_pool == "token" and not self.has_class_token:
             raise ValueError("global_pool='token' needs a class token, and this network has none")
         return global_pool
 
@@ -130,8 +134,19 @@ class Backbone(Module):
         """Parameters with more than one axis that are no weights of a linear map."""
         return set()
 
-    def _run(self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None) -> Feature:
-        return run(layers, x, self.grad_checkpointing, read)
+    def _run(
+        self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None, context: Context = NO_CONTEXT
+    ) -> Feature:
+        return run(layers, x, self._checkpoints_layers, read, context)
+
+    @property
+    def _checkpoints_layers(self) -> bool:
+        """Whether each layer computes its inside again; not where layers see to it themselves, block by block."""
+        return self.grad_checkpointing
+
+    def context(self, image: Tensor) -> Context:
+        """What every transformer block gets beside its feature."""
+        return NO_CONTEXT
 
     @property
     def _layers(self) -> list[nn.Module]:
@@ -148,7 +163,7 @@ class Backbone(Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Features behind the last block and the final norm, before pooling."""
-        return self.finish(self._run(self._layers, self.embed(x)))
+        return self.finish(self._run(self._layers, self.embed(x), context=self.context(x)))
 
     def forward_all(self, x: Tensor) -> Tensor:
         """The same logits as `forward` gives, by way of all features of the last block."""
@@ -158,7 +173,7 @@ class Backbone(Module):
         read = self.read
         if read is None:
             return self.forward_all(x)
-        return self.forward_head(self.finish_read(self._run(self._layers, self.embed(x), read)))
+        return self.forward_head(self.finish_read(self._run(self._layers, self.embed(x), read, self.context(x))))
 
     def forward_intermediates(
         self,
@@ -184,10 +199,10 @@ class Backbone(Module):
         take, last = feature_take_indices(len(stages), indices)
         if stop_early and not intermediates_only and last + 1 < len(stages):
             raise ValueError(f"stopping after {last} there are no last features: say intermediates_only=True")
-        feature = self.embed(x)
+        feature, context = self.embed(x), self.context(x)
         found: list[Intermediate] = []
         for i, layers in enumerate(stages[: last + 1] if stop_early else stages):
-            feature = self._run(layers, feature)
+            feature = self._run(layers, feature, context=context)
             if i in take:
                 dense = self._packed(feature, i, norm)
                 found.append(self._public(dense, x, output_fmt, return_prefix_tokens))
@@ -235,14 +250,21 @@ class Backbone(Module):
         """Drop all layers behind a number of stages."""
 
 
-def run(layers: Sequence[nn.Module], x: Feature, checkpointing: bool, read: Read | None = None) -> Feature:
+def run(
+    layers: Sequence[nn.Module],
+    x: Feature,
+    checkpointing: bool,
+    read: Read | None = None,
+    context: Context = NO_CONTEXT,
+) -> Feature:
     """Layers in a row; with checkpointing, each computes its inside again for gradients.
 
-    With `read`, the last layer gives that of its result alone.
+    With `read`, the last layer gives that of its result alone. Transformer blocks get the context.
     """
     for number, layer in enumerate(layers, 1):
         args = (x, read) if is_given(read) and number == len(layers) else (x,)
-        x = checkpoint(layer, *args, use_reentrant=False) if checkpointing else layer(*args)
+        more = context if isinstance(layer, TransformerBlock) else NO_CONTEXT
+        x = checkpoint(layer, *args, use_reentrant=False, **more) if checkpointing else layer(*args, **more)
     return x
 
 
@@ -321,7 +343,7 @@ class TokenBackbone(Backbone):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How parameters are grouped by depth, for layer-wise learning rates; blocks are the coarsest groups here."""
         blocks = [(r"^blocks\.(\d+)", None), (r"^handoffs\.(\d+)", None), (r"^norm", (99999,))]
-        return {"stem": rf"^cls_token|^pos_embed|^{self.patch_embed_name}", "blocks": blocks}
+        return {"stem": rf"^cls_token|^reg_token|^pos_embed|^{self.patch_embed_name}", "blocks": blocks}
 
     def get_classifier(self) -> nn.Module:
         return self.head

@@ -246,8 +246,9 @@ class ConvNeXt(Backbone):
     def read(self) -> Read | None:
         return mean_of_map if self.global_pool == "avg" else None
 
-    def _run(self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None) -> Feature:
-        return run(layers, x, self.grad_checkpointing and self.isotropic, read)  # else a stage does it, block by block
+    @property
+    def _checkpoints_layers(self) -> bool:
+        return self.grad_checkpointing and self.isotropic  # else a stage does it
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(enable)

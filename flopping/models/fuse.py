@@ -22,6 +22,7 @@ from flopping.nn import (
     Affine,
     DepthwiseConv2d,
     Downsample,
+    GatedActivation,
     LayerNorm,
     LayerScale,
     Linear,
@@ -100,7 +101,9 @@ def _fold_activation(mlp: Mlp) -> None:
         return
     factor = torch.full((layout.copies,), group.order**-0.5)
     scales = [torch.cat([factor, torch.ones(layout.extra)]), *[factor] * (group.order - 1)]
-    _scale_outputs(mlp.fc1, scales, mlp.shift1 if isinstance(mlp, OrientedMlp) else None)
+    halves = 2 if isinstance(mlp.act, GatedActivation) else 1
+    doubled = [scale.repeat(halves) for scale in scales]
+    _scale_outputs(mlp.fc1, doubled, mlp.shift1 if isinstance(mlp, OrientedMlp) else None)
     _scale_inputs(mlp.fc2, scales)
     mlp.act.scaled = False
 

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping import functional
-from flopping.features import Device, Dtype, Feature, Layout, Read, is_symbolic
+from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid
 from flopping.functional.window import AXES, mirrored_axes
 from flopping.groups import Group
-from flopping.models.backbone import Backbone, linear_or_identity, run
+from flopping.models.backbone import Backbone, linear_or_identity
 from flopping.models.convnext import Stage
 from flopping.models.initialise import initialise
 from flopping.models.schedule import Handoffs, Schedule
@@ -259,8 +259,9 @@ class ResNet(Backbone):
     def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
         return super()._packed(x if stage else self.act1(x), stage, norm)
 
-    def _run(self, layers: Sequence[nn.Module], x: Feature, read: Read | None = None) -> Feature:
-        return run(layers, x, False, read)  # a stage does it, block by block
+    @property
+    def _checkpoints_layers(self) -> bool:
+        return False  # a stage does it
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(enable)

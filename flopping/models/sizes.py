@@ -185,6 +185,14 @@ def _dinov2() -> Iterator[Size]:
         yield replace(size, ending=ending, paper=f"{size.paper} (DINOv2)", args=args, cfg={"num_classes": 0})
 
 
+def _rotary() -> Iterator[Size]:
+    """With four register tokens, and rotary positions in place of learned ones."""
+    parts = {"reg_tokens": 4, "use_abs_pos_emb": False, "use_rot_pos_emb": True}
+    for size in _vits({name: row for name, row in VITS.items() if name != "huge"}):
+        ending = f"{size.name}_patch16_rope_reg4_{size.img_size}"
+        yield replace(size, ending=ending, paper=f"{size.paper} (rope)", args={**size.args, **parts})
+
+
 def _resmlps() -> Iterator[Size]:
     for name, (width, depth, init) in RESMLPS.items():
         img_size = 64 if name == "test" else 224
@@ -234,6 +242,7 @@ def _cross(model: type[Backbone], start: str, sizes: Iterable[Size], variants: t
 ENTRIES = (
     *_cross(VisionTransformer, "deit3", _vits(), VIT_VARIANTS),
     *_cross(VisionTransformer, "vit", _dinov2(), DINOV2_VARIANTS),
+    *_cross(VisionTransformer, "vit", _rotary(), (E, ORDINARY)),
     *_cross(ResMlp, "resmlp", _resmlps(), RESMLP_VARIANTS),
     *_cross(ConvNeXt, "convnext", _isotropic(), (E, Variant("flipflop", "E"), ORDINARY)),
     *_cross(ConvNeXt, "convnext", _hierarchical(), (E,)),

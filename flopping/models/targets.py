@@ -23,7 +23,7 @@ from flopping.errors import UsageError, as_usage_error
 from flopping.features import Feature
 from flopping.models.zoo import closest, registered_name
 
-LAYERS = [name for name in fnn.__all__ if name not in {"Module", "Sequential"}]
+LAYERS = [name for name in fnn.__all__ if name not in {"Module", "RotaryEmbed", "Sequential"}]
 
 
 def load(target: str, img_size: int | None = None) -> nn.Module:

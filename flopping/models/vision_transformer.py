@@ -1,4 +1,7 @@
-"""The vision transformer in the form of DeiT III: class token without position, layer scale, pre-norm blocks."""
+"""The vision transformer in the form of DeiT III: class token without position, layer scale, pre-norm blocks.
+
+Parts of newer transformers are arguments: register tokens, rotary positions, query-key norm, gated MLPs, masks.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,27 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from flopping.features import Device, Dtype, Feature, Read
+from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
-from flopping.models.backbone import TokenBackbone, joint_eps
+from flopping.models.backbone import Context, TokenBackbone, joint_eps
 from flopping.models.initialise import check_weight_init, initialise
 from flopping.models.schedule import Handoffs, Schedule
-from flopping.nn import AbsToInvariant, ClassToken, Dropout, LayerNorm, PatchEmbed, PosEmbed, TransformerBlock
+from flopping.nn import (
+    AbsToInvariant,
+    ClassToken,
+    Dropout,
+    LayerNorm,
+    PatchEmbed,
+    PosEmbed,
+    RegisterTokens,
+    RotaryEmbed,
+    TransformerBlock,
+)
 from flopping.nn.activation import pointwise_function
+
+ROPE_TEMPERATURE = 100.0  # that of DINOv3
 
 
 class VisionTransformer(TokenBackbone):
@@ -26,6 +41,10 @@ class VisionTransformer(TokenBackbone):
     for half as many. `norm_eps` is one number, or one for each segment between hand-offs; `norm_by_irrep` is `by_irrep`
     of the norms. `readout` is what the class token hands to the head: "even", or "abs" for [even | |odd|].
     `weight_init="reference"` starts weights as the paper did, whatever the width of their block.
+
+    `reg_tokens` are learned tokens behind the class token. `use_rot_pos_emb` turns queries and keys by their places,
+    and `use_abs_pos_emb=False` leaves the learned positions out. `qk_norm` normalises queries and keys. `gated_mlp`
+    makes `act_layer` a gate: with "silu" it is SwiGLU.
 
     Features behind the final norm (`forward_features`, pooled features, num_classes=0) are the invariant channels
     only, `num_features` of them. `forward_intermediates` gives even and odd ones.
@@ -38,7 +57,7 @@ class VisionTransformer(TokenBackbone):
     """
 
     patch_embed_name = "patch_embed"
-    timm_renames = ((r"^pos_embed\.weight$", "pos_embed"), (r"^cls_token\.token$", "cls_token"))
+    timm_renames = ((r"^pos_embed\.weight$", "pos_embed"), (r"^(cls|reg)_token\.token$", r"\1_token"))
 
     def __init__(
         self,
@@ -52,8 +71,14 @@ class VisionTransformer(TokenBackbone):
         num_heads: int = 12,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
+        qk_norm: bool = False,
+        gated_mlp: bool = False,
         init_values: float | None = 1e-4,
         class_token: bool = True,
+        reg_tokens: int = 0,
+        use_abs_pos_emb: bool = True,
+        use_rot_pos_emb: bool = False,
+        rope_temperature: float = ROPE_TEMPERATURE,
         dynamic_img_size: bool = False,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
@@ -72,30 +97,49 @@ class VisionTransformer(TokenBackbone):
         dtype: Dtype = None,
     ) -> None:
         schedule = Schedule(group, depth, handoffs, invariant_share)
-        self.num_prefix_tokens = int(class_token)
+        self.has_class_token = class_token
+        self.num_prefix_tokens = int(class_token) + reg_tokens
         super().__init__(schedule, embed_dim, num_classes, in_chans, drop_rate, global_pool, patch_size, device, dtype)
         if readout not in ("even", "abs"):
             raise ValueError(f"readout is 'even' or 'abs', got {readout!r}")
+        if rope_temperature != ROPE_TEMPERATURE and not use_rot_pos_emb:
+            raise ValueError(f"rope_temperature={rope_temperature} is for rotary positions: say use_rot_pos_emb=True")
         self.dynamic_img_size = dynamic_img_size
+        self.use_rot_pos_emb = use_rot_pos_emb
         first, last = schedule.first.layout(embed_dim), self.layouts[-1]
         self.patch_embed = PatchEmbed(first, img_size, patch_size, in_chans, device=device, dtype=dtype)
         grid = self.patch_embed.grid_of(as_pair(img_size, "img_size"))
         if dynamic_img_size:
             self.patch_embed.img_size = None
-        self.pos_embed = PosEmbed(first, grid, device=device, dtype=dtype)
+        self.pos_embed = PosEmbed(first, grid, device=device, dtype=dtype) if use_abs_pos_emb else None
+        self.reg_token = RegisterTokens(first, reg_tokens, device=device, dtype=dtype) if reg_tokens else nn.Identity()
         self.cls_token: nn.Module = ClassToken(first, device=device, dtype=dtype) if class_token else nn.Identity()
         self.pos_drop = Dropout(first, pos_drop_rate)
         function = pointwise_function(act_layer)
         eps = schedule.per_block(norm_eps, "norm_eps")
+        ropes: dict[Layout, RotaryEmbed] = {}  # blocks of one layout share their tables
         self.blocks = nn.ModuleList()
         for i in range(depth):
             layout = schedule.layout_in(i, embed_dim)
+            if use_rot_pos_emb and layout not in ropes:
+                ropes[layout] = RotaryEmbed(
+                    layout,
+                    num_heads,
+                    grid,
+                    num_prefix_tokens=self.num_prefix_tokens,
+                    temperature=rope_temperature,
+                    device=device,
+                    dtype=dtype,
+                )
             self.blocks.append(
                 TransformerBlock(
                     layout,
                     num_heads,
                     mlp_ratio=mlp_ratio,
                     qkv_bias=qkv_bias,
+                    qk_norm=qk_norm,
+                    gated_mlp=gated_mlp,
+                    rope=ropes.get(layout),
                     proj_drop=proj_drop_rate,
                     attn_drop=attn_drop_rate,
                     init_values=init_values,
@@ -128,12 +172,28 @@ class VisionTransformer(TokenBackbone):
 
     def embed(self, image: Tensor) -> Feature:
         x = self.patch_embed(image)
-        if self.dynamic_img_size:
+        if self.pos_embed is not None and self.dynamic_img_size:
             x = self.pos_embed.at(x, self.grid_of((image.shape[2], image.shape[3])))
-        else:
+        elif self.pos_embed is not None:
             x = self.pos_embed(x)
-        out: Feature = self.pos_drop(self.cls_token(x))
+        out: Feature = self.pos_drop(self.cls_token(self.reg_token(x)))
         return out
+
+    def context(self, image: Tensor, attn_mask: Tensor | None = None) -> Context:
+        masks = {"attn_mask": attn_mask} if is_given(attn_mask) else {}
+        if not self.dynamic_img_size or not self.use_rot_pos_emb:
+            return masks
+        return masks | {"grid": self.grid_of((image.shape[2], image.shape[3]))}
+
+    def forward_features(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """Tokens behind the last block and the final norm; `attn_mask` is that of `Attention`, for all blocks."""
+        return self.finish(self._run(self._layers, self.embed(x), context=self.context(x, attn_mask)))
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        if self.read is None:
+            return self.forward_head(self.forward_features(x, attn_mask))
+        last = self._run(self._layers, self.embed(x), self.read, self.context(x, attn_mask))
+        return self.forward_head(self.finish_read(last))
 
     @property
     def read(self) -> Read | None:
@@ -144,17 +204,20 @@ class VisionTransformer(TokenBackbone):
         return even
 
     def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.startswith(("pos_embed.", "cls_token."))}
+        return {
+            name for name, _ in self.named_parameters() if name.startswith(("pos_embed.", "cls_token.", "reg_token."))
+        }
 
     def set_input_size(self, img_size: int | Grid | None = None, patch_size: int | Grid | None = None) -> None:
-        """Change the size of images; positions are interpolated. The patch size is fixed."""
+        """Change the size of images; learned positions are interpolated. The patch size is fixed."""
         if patch_size is not None and as_pair(patch_size, "patch_size") != self.patch_embed.patch_size:
             raise ValueError(f"the patch size is {self.patch_embed.patch_size} and can't become {patch_size}")
         if img_size is not None:
             size = as_pair(img_size, "img_size")
             grid = self.grid_of(size)
-            if grid != self.pos_embed.grid_size:
-                self.pos_embed.resize_(grid)
+            for layer in self.modules():
+                if isinstance(layer, PosEmbed | RotaryEmbed) and grid != layer.grid_size:
+                    layer.resize_(grid)
             self.patch_embed.grid_size = grid
             self.patch_embed.img_size = None if self.dynamic_img_size else size
 

@@ -57,6 +57,9 @@ def _renamed(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
     """timm's weights as ours, whatever their sizes; those that have no name of ours keep theirs."""
     own = model.state_dict()
     names = {timm_name(key, model): key for key in own}
+    names |= {
+        re.sub(r"\.ls(\d)\.gamma$", r".gamma_\1", name): key for name, key in names.items()
+    }  # as timm's Eva has it
     windows = {f"{name}.proj.even.weight" for name, layer in model.named_modules() if isinstance(layer, Downsample)}
     found = {}
     for name, value in state_dict.items():

@@ -1,10 +1,10 @@
 """Equivariant layers. A feature goes in and out as a tuple of tensors, one per irrep of the group."""
 
-from flopping.nn.activation import Activation
-from flopping.nn.attention import Attention
+from flopping.nn.activation import Activation, GatedActivation
+from flopping.nn.attention import Attention, RotaryEmbed
 from flopping.nn.block import Mlp, TransformerBlock
 from flopping.nn.drop import Dropout, DropPath
-from flopping.nn.embed import ClassToken, PatchEmbed, PosEmbed
+from flopping.nn.embed import ClassToken, PatchEmbed, PosEmbed, RegisterTokens
 from flopping.nn.handoff import Concat, InvariantHead, Restrict, ToInvariant, ToRegular
 from flopping.nn.invariants import AbsToInvariant, MaxFilter, Polynomials
 from flopping.nn.linear import Linear
@@ -39,6 +39,7 @@ __all__ = [
     "Downsample",
     "DropPath",
     "Dropout",
+    "GatedActivation",
     "GlobalPool",
     "GroupNorm",
     "InvariantHead",
@@ -54,7 +55,9 @@ __all__ = [
     "PatchEmbed",
     "Polynomials",
     "PosEmbed",
+    "RegisterTokens",
     "Restrict",
+    "RotaryEmbed",
     "Sequential",
     "SqueezeExcite",
     "ToInvariant",

@@ -35,6 +35,28 @@ class Activation(Module):
         return functional.pointwise(x, self.in_layout, self.function, self.scaled)
 
 
+class GatedActivation(Activation):
+    """Half of the copies of each irrep, through an elementwise function, times the other half; in the regular basis.
+
+    With `silu` it is the gate of SwiGLU. It takes twice the copies of `layout` and gives that layout.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 6, extra=2)
+    >>> [tuple(part.shape) for part in GatedActivation(layout)((layout * 2).random(5))]
+    [(5, 4), (5, 2)]
+    """
+
+    out_layout: Layout
+
+    def __init__(self, layout: Layout, function: Pointwise = F.silu) -> None:
+        super().__init__(layout, function)
+        self.in_layout = layout * 2
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, "GatedActivation")
+        return functional.gated(x, self.out_layout, self.function, self.scaled)
+
+
 def pointwise_function(activation: str | Pointwise) -> Pointwise:
     """An elementwise function given by timm's name for it, or itself.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional import Pointwise
-from flopping.nn.activation import Activation
-from flopping.nn.attention import Attention
+from flopping.functional.grid import Grid
+from flopping.nn.activation import Activation, GatedActivation
+from flopping.nn.attention import Attention, RotaryEmbed
 from flopping.nn.drop import Dropout, DropPath
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
@@ -19,6 +21,9 @@ class Mlp(Module):
 
     Called with `read`, the second linear map follows it, which is the same and less work. With dropout behind that map
     it is not: then `read` has to be a selection.
+
+    With `gated`, the first map has twice the hidden copies, and one half, through the function, multiplies the other:
+    with `function=F.silu` it is SwiGLU, and with the trivial group timm's `GluMlp(gate_last=False)`.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -33,6 +38,7 @@ class Mlp(Module):
         function: Pointwise = F.gelu,
         *,
         out: Layout | None = None,
+        gated: bool = False,
         drop: float = 0.0,
         device: Device = None,
         dtype: Dtype = None,
@@ -40,8 +46,8 @@ class Mlp(Module):
         out = layout if out is None else out
         super().__init__(layout, out)
         self.hidden = layout * 4 if hidden is None else hidden
-        self.fc1 = Linear(layout, self.hidden, device=device, dtype=dtype)
-        self.act = Activation(self.hidden, function)
+        self.fc1 = Linear(layout, self.hidden * 2 if gated else self.hidden, device=device, dtype=dtype)
+        self.act = (GatedActivation if gated else Activation)(self.hidden, function)
         self.drop1 = Dropout(self.hidden, drop)
         self.fc2 = Linear(self.hidden, out, device=device, dtype=dtype)
         self.drop2 = Dropout(out, drop)
@@ -59,8 +65,8 @@ class TransformerBlock(Module):
 
     `init_values=None` (or 0) leaves the layer scales out. With `invariant_only`, for a block before an invariant
     hand-off, the second sum has the trivial irrep only, because nothing reads the rest. With the trivial group the
-    block is timm's `Block`. Called with `read`, which selects tokens, it gives and computes those alone.
-    `norm_by_irrep` is `by_irrep` of the norms.
+    block is timm's `Block`. Called with `read`, which selects tokens, it gives and computes those alone. `attn_mask`
+    and `grid` are those of `Attention`; `norm_by_irrep` is `by_irrep` of the norms.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)
@@ -79,6 +85,9 @@ class TransformerBlock(Module):
         *,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = False,
+        qk_norm: bool = False,
+        gated_mlp: bool = False,
+        rope: RotaryEmbed | None = None,
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
         init_values: float | None = None,
@@ -97,20 +106,34 @@ class TransformerBlock(Module):
             layout,
             num_heads,
             qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
             attn_drop=attn_drop,
             proj_drop=proj_drop,
+            eps=eps,
+            rope=rope,
             device=device,
             dtype=dtype,
         )
         self.ls1 = layer_scale(layout, init_values, device=device, dtype=dtype)
         self.drop_path1 = DropPath(layout, drop_path)
         self.norm2 = LayerNorm(layout, eps, by_irrep=norm_by_irrep, device=device, dtype=dtype)
-        self.mlp = Mlp(layout, layout * mlp_ratio, function, out=out, drop=proj_drop, device=device, dtype=dtype)
+        self.mlp = Mlp(
+            layout,
+            layout * mlp_ratio,
+            function,
+            out=out,
+            gated=gated_mlp,
+            drop=proj_drop,
+            device=device,
+            dtype=dtype,
+        )
         self.ls2 = layer_scale(out, init_values, device=device, dtype=dtype)
         self.drop_path2 = DropPath(out, drop_path)
 
-    def forward(self, x: Feature, read: Read | None = None) -> Feature:
+    def forward(
+        self, x: Feature, read: Read | None = None, attn_mask: Tensor | None = None, grid: Grid | None = None
+    ) -> Feature:
         x = self.in_layout.parts(x, "TransformerBlock", self.leading)
-        branch = self.drop_path1(self.attn(self.norm1(x), read))
+        branch = self.drop_path1(self.attn(self.norm1(x), read, attn_mask, grid))
         x = add_branch(x if not is_given(read) else read(x), branch, self.in_layout, self.ls1)
         return add_branch(x, self.drop_path2(self.mlp(self.norm2(x))), self.out_layout, self.ls2)

@@ -1,4 +1,4 @@
-"""From images to tokens: patch embedding, position embedding, class token."""
+"""From images to tokens: patch embedding, position embedding, class and register tokens."""
 
 from __future__ import annotations
 
@@ -200,7 +200,32 @@ def _resizing(old: int, new: int, like: Tensor) -> Tensor:
     return F.interpolate(identity, (new, old), mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
 
-class ClassToken(Module):
+class _LearnedTokens(Module):
+    """Tokens in front of the others: values on the trivial irrep, zero on the rest."""
+
+    in_layout: Layout
+    leading = 2
+
+    def __init__(self, layout: Layout, shape: tuple[int, ...], std: float, device: Device, dtype: Dtype) -> None:
+        super().__init__(layout, layout)
+        self.std = std
+        self.token = nn.Parameter(torch.empty(*shape, layout.multiplicities[0], device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.token, std=self.std)
+
+    def forward(self, x: Feature) -> Feature:
+        x = self.in_layout.parts(x, type(self).__name__, self.leading)
+        # in the token's precision, so that under autocast all parts are promoted alike
+        even, *others = [torch.zeros_like(part.narrow(1, 0, 1), dtype=self.token.dtype) for part in x]
+        if self.token.dim() == 2:
+            shapes = self.in_layout.part_shapes[1:]
+            others = [part.expand(-1, self.token.shape[0], *s) for part, s in zip(others, shapes, strict=True)]
+        return tuple(torch.cat(pair, 1) for pair in zip((even + self.token, *others), x, strict=True))
+
+
+class ClassToken(_LearnedTokens):
     """A learned token in front of the others: values on the trivial irrep, zero on the rest.
 
     >>> from flopping import flop
@@ -210,21 +235,23 @@ class ClassToken(Module):
     ((3, 6, 2), 0.0)
     """
 
-    in_layout: Layout
-    leading = 2
-
     def __init__(self, layout: Layout, std: float = 0.02, *, device: Device = None, dtype: Dtype = None) -> None:
-        super().__init__(layout, layout)
-        self.std = std
-        self.token = nn.Parameter(torch.empty(layout.multiplicities[0], device=device, dtype=dtype))
-        self.reset_parameters()
+        super().__init__(layout, (), std, device, dtype)
 
-    def reset_parameters(self) -> None:
-        nn.init.trunc_normal_(self.token, std=self.std)
 
-    def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "ClassToken", self.leading)
-        # in the token's precision, so that under autocast all parts are promoted alike
-        zeros = [torch.zeros_like(part.narrow(1, 0, 1), dtype=self.token.dtype) for part in x]
-        first = [zeros[0] + self.token, *zeros[1:]]
-        return tuple(torch.cat(pair, 1) for pair in zip(first, x, strict=True))
+class RegisterTokens(_LearnedTokens):
+    """Learned tokens that no head reads, in front of the others: room for what belongs to no place. As class tokens.
+
+    >>> from flopping import flop
+    >>> layout = Layout.regular(flop, 4)
+    >>> even, odd = RegisterTokens(layout, 4)(layout.random(3, 5))
+    >>> tuple(even.shape), odd[:, :4].abs().max().item()
+    ((3, 9, 2), 0.0)
+    """
+
+    def __init__(
+        self, layout: Layout, number: int, std: float = 0.02, *, device: Device = None, dtype: Dtype = None
+    ) -> None:
+        if number < 1:
+            raise ValueError(f"there is at least 1 register token, got {number}")
+        super().__init__(layout, (number,), std, device, dtype)

@@ -59,12 +59,21 @@ LAYERS: dict[str, tuple[str, bool, Build]] = {
     "LayerScale": ("rows", False, lambda s: fnn.LayerScale(s.layout)),
     "Dropout": ("rows", False, lambda s: fnn.Dropout(s.layout, 0.3)),
     "DropPath": ("tokens", False, lambda s: fnn.DropPath(s.layout, 0.3)),
+    "GatedActivation": ("rows", False, lambda s: fnn.GatedActivation(s.layout * 0.5)),
     "Mlp": ("rows", False, lambda s: fnn.Mlp(s.layout)),
+    "Mlp (gated)": ("rows", False, lambda s: fnn.Mlp(s.layout, function=F.silu, gated=True)),
     "Attention": ("tokens", False, lambda s: fnn.Attention(s.layout, num_heads=2)),
+    "Attention (qk_norm)": ("tokens", False, lambda s: fnn.Attention(s.layout, num_heads=2, qk_norm=True)),
+    "Attention (rotary)": (
+        "tokens",
+        False,
+        lambda s: fnn.Attention(s.layout, num_heads=1, rope=fnn.RotaryEmbed(s.layout, 1, s.grid)),
+    ),
     "TransformerBlock": ("tokens", False, lambda s: fnn.TransformerBlock(s.layout, num_heads=2)),
     "PatchEmbed": ("image", False, lambda s: fnn.PatchEmbed(s.layout, s.image, s.patch)),
     "PosEmbed": ("tokens", False, lambda s: fnn.PosEmbed(s.layout, s.grid)),
     "ClassToken": ("tokens", False, lambda s: fnn.ClassToken(s.layout)),
+    "RegisterTokens": ("tokens", False, lambda s: fnn.RegisterTokens(s.layout, 3)),
     "DepthwiseConv2d": ("map", True, lambda s: fnn.DepthwiseConv2d(s.layout, kernel_size=5)),
     "Downsample": ("map", True, lambda s: fnn.Downsample(s.layout, s.layout * 2, 2 if s.name == "even" else 3)),
     "Conv2d": (
@@ -128,5 +137,5 @@ def cases(group: Group | None = None, layer: str | None = None) -> Iterator[Case
     groups = [g for g in grid_groups().values() if g.order > 1] if group is None else [group]
     for g in groups:
         for name, (_, signs_only, _) in LAYERS.items():
-            if (layer is None or name == layer) and (g.signs_only or not signs_only):
+            if layer in (None, name, name.partition(" ")[0]) and (g.signs_only or not signs_only):
                 yield from (Case(name, shape) for shape in shapes(g))

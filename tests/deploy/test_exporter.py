@@ -31,6 +31,7 @@ from flopping_cli import app
 CFG = {"mean": (0.3, 0.4, 0.5), "std": (0.2, 0.25, 0.3), "crop_pct": 0.8}
 NETWORKS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "E(ViT)": (TINY, {"depth": 1}, True),
+    "E(ViT rope)": ("vit_flop_test_patch16_rope_reg4_64", {"depth": 1}, True),
     "E(ResMLP)": ("resmlp_flop_test_64", {"depth": 1}, True),
     "E(ConvNeXt iso)": ("convnext_flop_iso_test", {"depths": [1]}, True),
     "ResMLP": ("resmlp_test_64", {"depth": 1}, False),

@@ -20,7 +20,8 @@ ALL = [case for case in cases() if case.shape.name == "odd"]
 
 def is_typical(case: Case) -> bool:
     """All layers for signs (flop), those that differ for matrices (octic), and what holds numbers of other groups."""
-    different = case.layer in ("Activation", "LayerNorm", "PatchEmbed", "PosEmbed", "Restrict", "Polynomials")
+    layers = ("Activation", "Attention (rotary)", "LayerNorm", "PatchEmbed", "PosEmbed", "Restrict", "Polynomials")
+    different = case.layer in layers
     return case.shape.group == flop or (case.shape.group == octic and different) or case.layer == "Linear"
 
 

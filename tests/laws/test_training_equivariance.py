@@ -161,7 +161,7 @@ def test_which_networks_are_in_question() -> None:
     for name in SMALL:
         expected = ZOO[name].group != "trivial" and "hybrid" not in name and "stepdown" not in name
         assert ignores_mirroring(timm.create_model(name)) == expected, name
-    assert len(ZOO) == 103
+    assert len(ZOO) == 111
 
 
 # -- mirrored training images

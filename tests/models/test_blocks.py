@@ -10,11 +10,14 @@ from flopping.models.blocks import find_blocks, group_blocks
 
 def test_kinds_are_told_apart_by_type_and_settings() -> None:
     """Not by what a block prints: that doesn't show its function."""
-    layout = Layout.regular(flop, 8)
-    variants = [{}, {"function": torch.relu}, {"num_heads": 1}, {"drop_path": 0.1}, {"init_values": 1.0}, {"eps": 1e-3}]
+    layout = Layout.regular(flop, 16)
+    variants = [
+        *({}, {"function": torch.relu}, {"num_heads": 1}, {"drop_path": 0.1}, {"init_values": 1.0}, {"eps": 1e-3}),
+        *({"qk_norm": True}, {"gated_mlp": True}, {"rope": fnn.RotaryEmbed(Layout.regular(flop, 16), 2, 4)}),
+    ]
     blocks = [fnn.TransformerBlock(layout, **{"num_heads": 2, **args}) for args in (*variants, {})]
     assert repr(blocks[0]) == repr(blocks[1])
-    assert [len(kind) for kind in group_blocks(blocks)] == [2, 1, 1, 1, 1, 1]
+    assert [len(kind) for kind in group_blocks(blocks)] == [2, *[1] * 8]
     assert group_blocks(blocks)[0] == [blocks[0], blocks[-1]]
 
 

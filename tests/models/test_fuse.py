@@ -27,6 +27,21 @@ NETWORKS = {
     "vit, more even": lambda: VisionTransformer(**{**SMALL, "embed_dim": 24}, num_heads=4, invariant_share=1 / 3),
     "vit hybrid": lambda: VisionTransformer(**SMALL, num_heads=2, handoffs={1: "hybrid"}),
     "vit invariant": lambda: VisionTransformer(**SMALL, num_heads=2, handoffs={1: "invariant"}),
+    **{
+        f"vit modern {group}": partial(
+            VisionTransformer,
+            **{**SMALL, "embed_dim": 64},
+            num_heads=2,
+            group=group,
+            reg_tokens=2,
+            qk_norm=True,
+            use_rot_pos_emb=True,
+            gated_mlp=True,
+            act_layer="silu",
+            invariant_share=share,
+        )
+        for group, share in (("trivial", 0), ("flop", 0.5), ("flipflop", 0), ("octic", 0))
+    },
     "vit, mean": lambda: VisionTransformer(**SMALL, num_heads=2, global_pool="avg"),
     **{f"resmlp {g}": lambda g=g: ResMlp(**SMALL, init_values=0.1, group=g) for g in ("trivial", "flop", "flipflop")},
     "resmlp invariant": lambda: ResMlp(**SMALL, init_values=0.1, handoffs={1: "invariant"}),

@@ -13,6 +13,7 @@ from flopping.testing import randomize_, relative_error
 
 NETWORKS = [
     *(f"deit3_flop_{kind}test_patch16_64" for kind in ("", "hybrid_", "invariant_")),
+    "vit_flop_test_patch16_rope_reg4_64",
     *("trivial", "octic"),  # a transformer of that group
     *("resmlp_test_64", "resmlp_flop_test_64", "convnext_flop_iso_test", "convnext_flop_test"),
 ]
