@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopping.features import Feature, Layout
+from flopping.functional.basis import from_regular, to_regular
 from flopping.functional.grid import Grid, free_values, symmetric_functions
 from flopping.functional.window import Window, mirrored_axes
 from flopping.groups import Group
@@ -250,3 +251,27 @@ def _fill(found: Sequence[Tensor | None], layout: Layout) -> Feature:
         F.pad(like.narrow(-1, 0, 0), (0, m)) if part is None else part
         for part, m in zip(found, layout.multiplicities, strict=True)
     )
+
+
+def regular_depthwise(x: Feature, filters: Tensor, bias: Tensor | None, layout: Layout) -> Feature:
+    """One filter per channel of the regular basis, `(dim, 1, k, k)`: (element, copy), then the extra channels.
+
+    It is equivariant if the filters of an element are those of the identity, moved by it. The bias is one of the
+    trivial irrep.
+    """
+    order, (copies, extra) = layout.group.order, layout.require_regular("a depthwise convolution")
+    values, rest = to_regular(x, layout)
+    x_BHWC = torch.cat([*values, rest], -1)
+    if bias is not None:
+        shift = bias.narrow(0, 0, copies) * order**-0.5
+        bias = torch.cat([shift.repeat(order), bias.narrow(0, copies, extra)])
+    padding = filters.shape[-1] // 2
+    y_BCHW = F.conv2d(x_BHWC.permute(0, 3, 1, 2), filters, bias, padding=padding, groups=layout.dim)
+    *values, rest = y_BCHW.permute(0, 2, 3, 1).split([*[copies] * order, extra], -1)
+    return from_regular(values, rest, layout)
+
+
+def regular_matrix(layout: Layout) -> Tensor:
+    """The orthonormal change of basis `(dim, dim)` in float64: packed channel x channel of the regular basis."""
+    values, rest = to_regular(layout.split(torch.eye(layout.dim, dtype=torch.float64)), layout)
+    return torch.cat([*values, rest], -1)
