@@ -269,8 +269,8 @@ def symmetric_functions(group: Group, grid: Grid, irrep: int) -> Tensor:
 def sides_of(group: Group, grid: Grid) -> tuple[Tensor, ...]:
     """On which side a place lies: for each irrep the matrices T(p), `(d, d, h * w)` in float64.
 
-    Of the first place p of every orbit T(g p) is sqrt(d) rho(g), averaged over the elements that lead to the same place.
-    The law: T(g p) = rho(g) T(p). For an irrep of one dimension it is 1, -1, or 0 on a mirror line.
+    The law: T(g p) = rho(g) T(p). For the first place p of an orbit T(g p) is sqrt(d) rho(g), averaged over all g that
+    lead to the same place. For an irrep of one dimension it is 1, -1, or 0 on a mirror line.
 
     >>> from flopping import flop
     >>> [side.flatten().tolist() for side in sides_of(flop, (1, 3))]
@@ -366,8 +366,8 @@ def _kinds(group: Group, grid: Grid) -> dict[tuple[int, ...], tuple[int, ...]]:
 def _sorted_orbits(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, list[tuple[int, int]], Sums, Sums]]]:
     """The general fold: places sorted by orbits, and how each kind of orbit splits into irreps.
 
-    A kind has a number of orbits, an (irrep, component) for each place of an orbit, copy by copy, the sums over an orbit
-    that give these, and the sums that lead back.
+    A kind has a number of orbits, an (irrep, component) for each place of an orbit, copy by copy, the sums over an
+    orbit that give these, and the sums that lead back.
 
     On orbits with stabiliser S of the first place p, component a of a copy is
     sqrt(d |S| / |G|) sum_g (rho(g) v)[a] x[g p], with one g for each place of the orbit.

@@ -1,8 +1,8 @@
 """Layers that know where the mirror line of an image is: shifts and sums oriented by the side a token lies on.
 
 On the left of the middle line an odd channel means one thing, on the right its opposite. Times the side (+1 or -1)
-it is as good as an even channel. For a group of several mirrors, every irrep has its own pattern of signs; the side of an
-irrep of dimension d is a d x d matrix.
+it is as good as an even channel. For a group of several mirrors, every irrep has its own pattern of signs. The side of
+an irrep of dimension d is a d x d matrix.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class _Oriented(Module):
 class OrientedBias(_Oriented):
     """A learned shift of every irrep but the trivial one, times the side of the token.
 
-    For flop: odd + b on the left of the middle line, odd - b on the right, odd on the line itself. An irrep of dimension d
-    is shifted by its side times a vector for each copy. Called with `read`, it shifts a feature that was read, by what
-    is read of the shifts.
+    For flop: odd + b on the left of the middle line, odd - b on the right, odd on the line itself. An irrep of
+    dimension d is shifted by its side times a vector for each copy. Called with `read`, it shifts a feature that was
+    read, by what is read of the shifts.
 
     >>> from flopping import flop
     >>> layer = OrientedBias(Layout(flop, (1, 1)), grid_size=(1, 3))
@@ -111,8 +111,8 @@ class OrientedBias(_Oriented):
 class Orient(_Oriented):
     """Every token seen from its own side: all parts times their sides, summed. The result is invariant.
 
-    For flop: (even + odd)/sqrt 2 on the left, (even - odd)/sqrt 2 on the right. In general it is the value in the regular
-    basis that belongs to the element which leads to the token, and their mean where there are several. Extra invariant
+    For flop: (even + odd)/sqrt 2 on the left, (even - odd)/sqrt 2 on the right. In general it is the value of the
+    regular basis for the element that leads to the token, or the mean of those for all such elements. Extra invariant
     channels stay. So the head of a network may read odd channels too, although the head itself only takes even ones.
 
     >>> from flopping import flop
@@ -155,7 +155,7 @@ class Orient(_Oriented):
         d = self.in_layout.irrep_dims[irrep]
         if d == 1:
             return times(self._side(irrep), part)
-        components = part.unbind(-2)
+        components = [part.select(-2, a) for a in range(d)]
         rows = [reduce(torch.add, [times(self._side(irrep, a, b), components[a]) for a in range(d)]) for b in range(d)]
         return torch.stack(rows, -2)
 

@@ -67,11 +67,7 @@ LAYERS: dict[str, tuple[str, bool, Build]] = {
     "ClassToken": ("tokens", False, lambda s: fnn.ClassToken(s.layout)),
     "DepthwiseConv2d": ("map", False, lambda s: fnn.DepthwiseConv2d(s.layout, kernel_size=5)),
     "Downsample": ("map", False, lambda s: fnn.Downsample(s.layout, s.layout * 2, 2 if s.name == "even" else 3)),
-    "Conv2d": (
-        "map",
-        True,
-        lambda s: fnn.Conv2d(s.layout, s.layout * 2, *POOL[s.name]),
-    ),
+    "Conv2d": ("map", False, lambda s: fnn.Conv2d(s.layout, s.layout * 2, *POOL[s.name])),
     "BatchNorm": ("map", False, lambda s: fnn.BatchNorm(s.layout)),
     "GroupNorm": ("map", False, lambda s: fnn.GroupNorm(s.layout, num_groups=2)),
     "MaxPool2d": ("map", False, lambda s: fnn.MaxPool2d(s.layout, *POOL[s.name], F.relu)),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
 from flopping.functional.conv import regular_depthwise, regular_matrix
 from flopping.functional.grid import Fold
-from flopping.groups.sums import combine, sums_of
+from flopping.groups.sums import Sums, combine, sums_of
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
 from flopping.nn.symmetric import SymmetricModule
@@ -181,8 +181,8 @@ class DepthwiseConv2d(SymmetricModule):
 class Downsample(Module):
     """Windows of `factor` x `factor` places to one, by a folded convolution with stride equal to its kernel.
 
-    A channel of irrep i on places of irrep j falls apart into the irreps of the product i x j; after sorting by them one
-    `Linear` follows. For 1-dimensional irreps the product is one irrep, and nothing is to be computed.
+    A channel of irrep i on places of irrep j falls apart into the irreps of the product i x j; after sorting by them
+    one `Linear` follows. For 1-dimensional irreps the product is one irrep, and nothing is to be computed.
 
     >>> from flopping import flop
     >>> small, large = Layout.regular(flop, 8), Layout.regular(flop, 16)
@@ -193,6 +193,8 @@ class Downsample(Module):
     in_layout: Layout
     out_layout: Layout
     leading = 3
+    products: list[tuple[int, int, list[tuple[int, int]], Sums]]
+    """Irreps of channel and places, (irrep, component) that their product has, copy by copy, and the sums for these."""
 
     def __init__(
         self,
@@ -212,7 +214,6 @@ class Downsample(Module):
         self.factor = factor
         self.fold = Fold(group, (factor, factor), dim=-3, device=device)
         self.products = []
-        """For irreps of channel and places: how their product falls apart, as sums for (irrep, component), by copies."""
         folded = [0] * len(group.irreps)
         for i, m in enumerate(in_layout.multiplicities):
             for j, n in enumerate(self.fold.layout.multiplicities):
@@ -237,7 +238,7 @@ class Downsample(Module):
         """Windows of all parts, as a feature `(B, H/f, W/f, ...)` of the layout that `proj` takes."""
         dims = self.in_layout.irrep_dims
         folded = [
-            [self._fold_windows(component) for component in ([part] if d == 1 else part.unbind(-2))]
+            [self._fold_windows(part if d == 1 else part.select(-2, a)) for a in range(d)]
             for part, d in zip(x, dims, strict=True)
         ]
         found: list[list[list[Tensor]]] = [[[] for _ in range(d)] for d in dims]
