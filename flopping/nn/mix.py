@@ -93,12 +93,13 @@ class TokenMix(Module):
         for token, irrep in enumerate(self.in_layout.group.irreps):
             if irrep.name not in weight:
                 continue
-            maps = [
-                torch.baddbmm(self._bias(irrep.name, a), weight[irrep.name].expand(values.shape[0], -1, -1), values)
-                if self.bias is not None and token == channel
-                else weight[irrep.name] @ values
-                for a, values in enumerate(mixed[token])
-            ]
+            matrix, maps = weight[irrep.name], []
+            for a, values in enumerate(mixed[token]):
+                if self.bias is not None and token == channel:
+                    bias = self._bias(self.bias[irrep.name], shape, a)
+                    maps.append(torch.baddbmm(bias, matrix.expand(values.shape[0], -1, -1), values))
+                else:
+                    maps.append(matrix @ values)
             if irrep.type.degree > 1:
                 blocks = [values.unflatten(1, (irrep.type.degree, -1)) for values in maps]
                 maps = combine([b.select(1, k) for k in range(irrep.type.degree) for b in blocks], irrep.turns)
@@ -106,16 +107,15 @@ class TokenMix(Module):
         out: Tensor = self.fold.inverse(mixed).flatten(1, 2)
         return out if len(shape) == 1 else out.unflatten(2, shape)
 
-    def _bias(self, name: str, component: int) -> Tensor:
-        """What is added to a component of an irrep's tokens: it meets the same component of the irrep's channels."""
-        bias: Tensor = self.bias[name][:, None]
+    def _bias(self, bias: Tensor, shape: tuple[int, ...], component: int) -> Tensor:
+        """What is added to a component of the tokens: it meets the same component of channels `([d,] m)`."""
+        bias = bias[:, None]
         if self._factor_of_fold > 1:
             bias = bias * self._factor_of_fold**-0.5
-        *components, copies = self.in_layout.part_shapes[self.names.index(name)]
-        if not components:
+        if len(shape) == 1:
             return bias
-        after = components[0] - 1 - component
-        return F.pad(bias.expand(-1, copies), (component * copies, after * copies))
+        d, m = shape
+        return F.pad(bias.expand(-1, m), (component * m, (d - 1 - component) * m))
 
     @torch.no_grad()
     def to_dense(self) -> tuple[Tensor, Tensor]:

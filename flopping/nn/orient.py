@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import reduce
 from itertools import accumulate
 from math import prod
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ class OrientedBias(_Oriented):
         bias, d = self.bias[self.names[irrep]], self.in_layout.irrep_dims[irrep]
         if d == 1:
             return self._side(irrep) * bias
-        rows = [reduce(torch.add, [self._side(irrep, a, b) * bias[b] for b in range(d)]) for a in range(d)]
+        rows = [reduce(add, [self._side(irrep, a, b) * bias[b] for b in range(d)]) for a in range(d)]
         return torch.stack(rows, -2)
 
     def forward(self, x: Feature, read: Read | None = None) -> Feature:
@@ -156,7 +157,7 @@ class Orient(_Oriented):
         if d == 1:
             return times(self._side(irrep), part)
         components = [part.select(-2, a) for a in range(d)]
-        rows = [reduce(torch.add, [times(self._side(irrep, a, b), components[a]) for a in range(d)]) for b in range(d)]
+        rows = [reduce(add, [times(self._side(irrep, a, b), components[a]) for a in range(d)]) for b in range(d)]
         return torch.stack(rows, -2)
 
 

@@ -131,7 +131,7 @@ class Conv2d(Module):
         columns, rows = (of.split(torch.arange(of.dim)) for of in (source, out))
         for j, name in enumerate(self.names):
             filters = dense_filters(self.weight[name], j, plan) if name in self.weight else []
-            for row, block in zip(rows[j].view(-1, out.multiplicities[j]), filters, strict=False):
+            for row, block in zip(rows[j].view(out.irrep_dims[j], out.multiplicities[j]), filters, strict=False):
                 for g, taps in enumerate(block.chunk(plan.groups)):  # a group of channels is a slice of every part
                     read = torch.cat([part.chunk(plan.groups, -1)[g].flatten() for part in columns])
                     dense.weight[row.chunk(plan.groups)[g][:, None], read] = taps
