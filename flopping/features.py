@@ -22,7 +22,10 @@ from flopping.groups.representations import Cost, cost
 
 Feature = tuple[Tensor, ...]
 Read = Callable[[Feature], Feature]
-"""What the head of a network reads of the last feature: a linear map over places, e.g. their mean, or one of them."""
+"""What the head of a network reads of the last feature: a linear map that `nn.Linear` commutes with.
+
+For example the mean over places, or one of them.
+"""
 Device = torch.device | str | None
 Value = TypeVar("Value")
 Dtype = torch.dtype | None

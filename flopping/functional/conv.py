@@ -1,7 +1,7 @@
 """Convolution of maps, at the cost that the group leaves: half of the multiply-adds for flop, a quarter for flipflop.
 
 A group maps the taps of a window onto each other. Shifted maps are added and subtracted accordingly, which gives
-maps of every parity; what is left of the filter is one ordinary convolution per parity. For flop and a kernel of 3 an
+maps of every irrep; what is left of the filter is one ordinary convolution per irrep. For flop and a kernel of 3 an
 even channel gives x and left + right, which are even, and left - right, which is odd; a 3 x 1 convolution follows.
 
 Legend: B batch, H W places, C channels.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Literal
 
@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopping.features import Feature, Layout
-from flopping.functional.grid import Grid, free_values, symmetric_functions
+from flopping.functional.basis import from_regular, to_regular
+from flopping.functional.grid import Grid, symmetric_functions
 from flopping.functional.window import Window, mirrored_axes
 from flopping.groups import Group
 from flopping.groups.sums import Sums, combine, sums_of
@@ -44,8 +45,9 @@ class ConvPlan:
     """Which maps a convolution reads and how its parameters make filters. No data.
 
     The weight of irrep j of the result is `(copies, folded channels / groups, *rest)`. Folded channels are ordered
-    (irrep of the input, free tap, copy). `rest` is the kernel along the axes that the group does not touch. Every free
-    tap is a tap of the dense filter; the others are its images, negated or not, or zero.
+    (irrep of the input, free tap, copy). `rest` is the kernel along the axes that the group does not touch. For irreps
+    of one dimension every free tap is a tap of the dense filter; the others are its images, negated or not, or zero.
+    For an irrep of complex type there are two such weights, stacked, as in `Linear`.
 
     >>> from flopping import flop
     >>> width = Layout.regular(flop, 8)
@@ -61,63 +63,109 @@ class ConvPlan:
     """The taps that are folded."""
     rest: Grid = field(init=False, compare=False)
     """The kernel that is left."""
-    sources: tuple[tuple[tuple[int, int], ...], ...] = field(init=False, compare=False)
-    """For each irrep of the result what it reads: (irrep of the input, parity of the filter)."""
-    folds: tuple[tuple[tuple[int, ...], Sums | None], ...] = field(init=False, compare=False)
-    """For each irrep of the input the parity of each folded map, and the sums of shifted maps that give them."""
+    sources: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
+    """For each irrep of the result which irreps of the input it reads."""
+    folds: tuple[tuple[tuple[tuple[int, int], ...], Sums], ...] = field(init=False, compare=False)
+    """For each irrep of the input (irrep of the result, component) of every folded map, and the sums that give them.
+
+    They are sums over (component, tap): shifted maps of each component.
+    """
 
     def __post_init__(self) -> None:
         group, window = self.in_layout.group, self.window
         touched = (0, 1) if group.swaps_axes else mirrored_axes(group)
         kernel = window.kernel
         grid = (kernel[0] if 0 in touched else 1, kernel[1] if 1 in touched else 1)
-        free = [free_values(group, grid, k) for k in range(len(group.irreps))]
-        counts = self.in_layout.multiplicities
         irreps = range(len(group.irreps))
         sources = tuple(
-            tuple((i, k) for i in irreps if counts[i] and free[k := group.irrep_product(i, j)]) if m else ()
+            tuple(i for i in irreps if self.in_layout.multiplicities[i] and len(filters_between(group, grid, i, j)))
+            if m
+            else ()
             for j, m in enumerate(self.out_layout.multiplicities)
         )
-        folds = []
-        for i in irreps:
-            parities = sorted({k for pairs in sources for source, k in pairs if source == i})
-            folds.append((tuple(k for k in parities for _ in range(free[k])), _fold(group, grid, tuple(parities))))
+        folds = [_fold(group, grid, i, tuple(j for j in irreps if i in sources[j])) for i in irreps]
         object.__setattr__(self, "grid", grid)
         object.__setattr__(self, "rest", (kernel[0] // grid[0], kernel[1] // grid[1]))
         object.__setattr__(self, "sources", sources)
         object.__setattr__(self, "folds", tuple(folds))
+
+    def free_taps(self, i: int, j: int) -> int:
+        """How many maps of irrep j a copy of irrep i gives."""
+        return len(filters_between(self.in_layout.group, self.grid, i, j))
 
     @property
     def weight_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The weight of each irrep of the result; without rows or columns where there is none."""
         group, counts = self.in_layout.group, self.in_layout.multiplicities
         return tuple(
-            (m, sum(counts[i] * free_values(group, self.grid, k) for i, k in pairs) // self.groups, *self.rest)
-            for m, pairs in zip(self.out_layout.multiplicities, self.sources, strict=True)
+            (m * irrep.type.degree, sum(counts[i] * self.free_taps(i, j) for i in read) // self.groups, *self.rest)
+            for j, (irrep, m, read) in enumerate(
+                zip(group.irreps, self.out_layout.multiplicities, self.sources, strict=True)
+            )
         )
 
     def fan_in(self, irrep: int) -> int:
-        """How many taps of the dense filter a channel of this irrep reads that are not zero by symmetry."""
+        """The sum of squares of what free taps of size one add to a filter of this irrep.
+
+        For irreps of one dimension: how many taps of the dense filter are not zero by symmetry.
+        """
         group, counts = self.in_layout.group, self.in_layout.multiplicities
-        taps = [int(symmetric_functions(group, self.grid, k).any(-1).sum()) for k in range(len(group.irreps))]
-        return sum(counts[i] * taps[k] for i, k in self.sources[irrep]) * prod(self.rest) // self.groups
+        squares = {i: filters_between(group, self.grid, i, irrep)[:, 0].square().sum() for i in self.sources[irrep]}
+        total = sum(counts[i] * round(float(square)) for i, square in squares.items())
+        return total * group.irreps[irrep].type.degree * prod(self.rest) // self.groups
 
     def is_sliced(self, axis: int) -> bool:
         """Whether stride and padding along an axis are done by slices; else the convolution does them."""
         return self.grid[axis] > 1 or (self.rest[axis] == 1 and not self.window.padding[axis])
 
 
-@lru_cache
-def _fold(group: Group, grid: Grid, parities: tuple[int, ...]) -> Sums | None:
-    """The sums of shifted maps that follow the given parities; None where nothing is added."""
-    rows = [row for k in parities for row in symmetric_functions(group, grid, k)[:, 0].T.tolist()]
-    return sums_of(rows) if rows and prod(grid) > 1 else None
+@cache
+def filters_between(group: Group, grid: Grid, i: int, j: int) -> Tensor:
+    """The filters on a grid that lead from irrep i to irrep j, `(free, d_j, d_i, places)` in float64.
+
+    With what commutes with irrep j behind them, they are all equivariant ones.
+
+    >>> from flopping import octic
+    >>> [len(filters_between(octic, (3, 3), 0, j)) for j in range(5)]  # what an invariant channel can become
+    [3, 0, 1, 1, 2]
+    """
+    return torch.cat([_filters_of(group, grid, i, j, k) for k in range(len(group.irreps))])
+
+
+@cache
+def _filters_of(group: Group, grid: Grid, i: int, j: int, k: int) -> Tensor:
+    """Those made of functions of irrep k: times a channel of irrep i they are a product, which contains irrep j."""
+    counts, basis = group.tensor_product(i, k)
+    dims = [irrep.dim for irrep in group.irreps]
+    with torch.device("cpu"):  # a cached value must not follow the caller's default device
+        columns = torch.tensor(basis, dtype=torch.float64).split([n * d for n, d in zip(counts, dims, strict=True)], 1)
+        copies = columns[j].unflatten(0, (dims[i], dims[k])).unflatten(2, (dims[j], counts[j]))
+        # functions that differ by what commutes with irrep k are one copy of it
+        functions = symmetric_functions(group, grid, k)[..., :: group.irreps[k].type.degree]
+        return torch.einsum("abcm,pbn->mncap", copies, functions).flatten(0, 1)
 
 
 @lru_cache
-def _spread(group: Group, grid: Grid, parity: int) -> tuple[tuple[int, ...], Sums]:
-    """How free taps fill a filter: the places that are not zero, and their values as sums of one term."""
-    matrix = symmetric_functions(group, grid, parity)[:, 0]
+def _fold(group: Group, grid: Grid, i: int, irreps: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], Sums]:
+    """What irrep i gives for some irreps: (irrep, component) of each folded map, and the sums over (component, tap)."""
+    targets: list[tuple[int, int]] = []
+    rows: list[list[float]] = []
+    for k in range(len(group.irreps)):
+        for j in irreps:
+            for filters in _filters_of(group, grid, i, j, k):
+                targets += [(j, c) for c in range(len(filters))]
+                rows += filters.flatten(1).tolist()
+    return tuple(targets), sums_of(rows)
+
+
+@lru_cache
+def _spread(group: Group, grid: Grid, i: int, j: int, component: int) -> tuple[tuple[int, ...], Sums]:
+    """How free taps fill a filter to a component of irrep j: which (component, place) are not zero, and their values.
+
+    Values are sums over (endomorphism of irrep j, free tap).
+    """
+    endomorphisms = group.irreps[j].endomorphisms[:, component]
+    matrix = torch.einsum("ec,ncap->apen", endomorphisms, filters_between(group, grid, i, j)).flatten(2).flatten(0, 1)
     places = tuple(matrix.any(-1).nonzero().flatten().tolist())
     return places, sums_of(matrix[list(places)].tolist())
 
@@ -125,34 +173,38 @@ def _spread(group: Group, grid: Grid, parity: int) -> tuple[tuple[int, ...], Sum
 def folded_conv2d(x: Feature, weight: Sequence[Tensor | None], bias: Tensor | None, plan: ConvPlan) -> Feature:
     """Add and subtract shifted maps, then one convolution per irrep of the result."""
     maps = [_folded_maps(part, i, plan) for i, part in enumerate(x)]
-    found: list[Tensor | None] = []
-    for j, (pairs, filters) in enumerate(zip(plan.sources, weight, strict=True)):
+    found: list[list[Tensor]] = []
+    for j, (irrep, filters) in enumerate(zip(plan.out_layout.group.irreps, weight, strict=True)):
         if filters is None:
-            found.append(None)
+            found.append([])
             continue
-        joined_BHWC = _join([part for i, k in pairs for part in maps[i][k]], plan.groups)
-        found.append(_convolve(joined_BHWC, filters, bias if j == 0 else None, plan))
+        shift = bias if j == 0 else None
+        stacked = _unstack(filters, irrep.type.degree)
+        joined = [_join([m for i in plan.sources[j] for m in maps[i][j, c]], plan.groups) for c in range(irrep.dim)]
+        values = [_convolve(x_BHWC, each, shift, plan) for each in stacked for x_BHWC in joined]
+        found.append(values if irrep.type.degree == 1 else combine(values, irrep.turns))
     return _fill(found, plan.out_layout)
 
 
 def expanded_conv2d(x: Feature, weight: Sequence[Tensor | None], bias: Tensor | None, plan: ConvPlan) -> Feature:
     """Write the filters out and run one dense convolution on joined channels: no saving, and the same result."""
     window, groups, out = plan.window, plan.groups, plan.out_layout
-    joined_BHWC = _join([part for part in x if part.shape[-1]], groups)
-    blocks = [dense_filters(w, j, plan) for j, w in enumerate(weight) if w is not None]
+    parts = [component for i, part in enumerate(x) if part.shape[-1] for component in _components(part, i, plan)]
+    joined_BHWC = _join(parts, groups)
+    blocks = [block for j, w in enumerate(weight) if w is not None for block in dense_filters(w, j, plan)]
     filters = torch.cat([block.unflatten(0, (groups, -1)) for block in blocks], 1).flatten(0, 1)
     y_BCHW = F.conv2d(
         joined_BHWC.permute(0, 3, 1, 2), filters, None, window.stride, window.padding, window.dilation, groups
     )
     y_BHWGC = y_BCHW.permute(0, 2, 3, 1).unflatten(-1, (groups, -1))
-    found: list[Tensor | None] = []
+    found: list[list[Tensor]] = []
     start = 0
-    for w, m in zip(weight, out.multiplicities, strict=True):
-        width = 0 if w is None else m // groups
-        found.append(y_BHWGC.narrow(-1, start, width).flatten(-2) if width else None)
-        start += width
-    if bias is not None and found[0] is not None:
-        found[0] = found[0] + bias
+    for w, m, d in zip(weight, out.multiplicities, out.irrep_dims, strict=True):
+        width, count = m // groups, 0 if w is None else d
+        found.append([y_BHWGC.narrow(-1, start + c * width, width).flatten(-2) for c in range(count)])
+        start += width * count
+    if bias is not None and found[0]:
+        found[0] = [found[0][0] + bias]
     return _fill(found, out)
 
 
@@ -160,42 +212,58 @@ FORMS = {"folded": folded_conv2d, "expanded": expanded_conv2d}
 """Both forms compute the same."""
 
 
-def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> Tensor:
-    """The filters of one irrep of the result `(copies, channels / groups, kh, kw)`, written out from free taps.
+def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> list[Tensor]:
+    """The filters of each component of an irrep of the result, `(copies, channels / groups, kh, kw)`, from free taps.
 
-    Within a group of channels all irreps of the input stand one behind another.
+    Within a group of channels all irreps of the input stand one behind another, with their components.
     """
-    group = plan.in_layout.group
-    counts = [m // plan.groups for m in plan.in_layout.multiplicities]
-    read = dict(plan.sources[irrep])
+    value = plan.in_layout.group.irreps[irrep]
+    stacked = _unstack(weight, value.type.degree)
+    return [torch.cat(_filter_blocks(stacked, irrep, component, plan), 1) for component in range(value.dim)]
+
+
+def _filter_blocks(stacked: Sequence[Tensor], irrep: int, component: int, plan: ConvPlan) -> list[Tensor]:
+    group, places = plan.in_layout.group, prod(plan.grid)
     blocks, start = [], 0
-    for i, m in enumerate(counts):
-        shape = (len(weight), m, *plan.window.kernel)
-        if i not in read:
-            blocks.append(weight.new_zeros(shape))
+    for i, (m, d) in enumerate(zip(plan.in_layout.multiplicities, plan.in_layout.irrep_dims, strict=True)):
+        shape = (len(stacked[0]), m // plan.groups, *plan.window.kernel)
+        if i not in plan.sources[irrep]:
+            blocks += [stacked[0].new_zeros(shape)] * d
             continue
-        free = free_values(group, plan.grid, read[i])
-        taps = weight.narrow(1, start, free * m).unflatten(1, (free, m)).unbind(1)
-        start += free * m
-        places, sums = _spread(group, plan.grid, read[i])
-        values = dict(zip(places, combine(taps, sums), strict=True))
+        size = (plan.free_taps(i, irrep), m // plan.groups)
+        taps = [tap for w in stacked for tap in w.narrow(1, start, prod(size)).unflatten(1, size).unbind(1)]
+        start += prod(size)
+        where, sums = _spread(group, plan.grid, i, irrep, component)
+        values = dict(zip(where, combine(taps, sums), strict=True))
         zero = torch.zeros_like(taps[0])
-        every = torch.stack([values.get(p, zero) for p in range(prod(plan.grid))], 2)
-        # folded rows and columns, then those that are left: either axis has the one or the other
-        blocks.append(every.unflatten(2, plan.grid).transpose(3, 4).reshape(shape))
-    return torch.cat(blocks, 1)
+        for a in range(d):
+            every = torch.stack([values.get(a * places + p, zero) for p in range(places)], 2)
+            # folded rows and columns, then those that are left: either axis has the one or the other
+            blocks.append(every.unflatten(2, plan.grid).transpose(3, 4).reshape(shape))
+    return blocks
 
 
-def _folded_maps(part: Tensor, i: int, plan: ConvPlan) -> dict[int, list[Tensor]]:
-    """The maps that irrep i gives, by their parity."""
-    parities, sums = plan.folds[i]
-    if not parities:
+def _folded_maps(part: Tensor, i: int, plan: ConvPlan) -> dict[tuple[int, int], list[Tensor]]:
+    """The maps that irrep i gives, by the irrep of the result and its component."""
+    targets, sums = plan.folds[i]
+    if not targets:
         return {}
-    shifted = _shifted_maps(part, plan)
-    found: dict[int, list[Tensor]] = {}
-    for parity, value in zip(parities, shifted if sums is None else combine(shifted, sums), strict=True):
-        found.setdefault(parity, []).append(value)
+    shifted = [each for component in _components(part, i, plan) for each in _shifted_maps(component, plan)]
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for target, value in zip(targets, combine(shifted, sums), strict=True):
+        found.setdefault(target, []).append(value)
     return found
+
+
+def _unstack(weight: Tensor, degree: int) -> list[Tensor]:
+    """The weights of an irrep of complex or quaternionic type."""
+    return [weight] if degree == 1 else [weight.unflatten(0, (degree, -1)).select(0, k) for k in range(degree)]
+
+
+def _components(part: Tensor, i: int, plan: ConvPlan) -> Sequence[Tensor]:
+    """The components of irrep i of the input, `(B, H, W, C)` each."""
+    d = plan.in_layout.irrep_dims[i]
+    return [part] if d == 1 else [part.select(-2, a) for a in range(d)]
 
 
 def _shifted_maps(part: Tensor, plan: ConvPlan) -> list[Tensor]:
@@ -243,10 +311,36 @@ def _convolve(x: Tensor, filters: Tensor, bias: Tensor | None, plan: ConvPlan) -
     return y_BCHW.permute(0, 2, 3, 1)
 
 
-def _fill(found: Sequence[Tensor | None], layout: Layout) -> Feature:
-    """The parts of a result; what nothing was computed for is zero, or has no channels."""
-    like = next(part for part in found if part is not None)
-    return tuple(
-        F.pad(like.narrow(-1, 0, 0), (0, m)) if part is None else part
-        for part, m in zip(found, layout.multiplicities, strict=True)
-    )
+def _fill(found: Sequence[Sequence[Tensor]], layout: Layout) -> Feature:
+    """The parts of a result from their components; what nothing was computed for is zero, or has no channels."""
+    like = next(components[0] for components in found if components)
+    parts = []
+    for components, m, d in zip(found, layout.multiplicities, layout.irrep_dims, strict=True):
+        components = components or [F.pad(like.narrow(-1, 0, 0), (0, m))] * d
+        parts.append(components[0] if d == 1 else torch.stack(list(components), -2))
+    return tuple(parts)
+
+
+def regular_depthwise(x: Feature, filters: Tensor, bias: Tensor | None, layout: Layout) -> Feature:
+    """One filter per channel of the regular basis, `(dim, 1, k, k)`: (element, copy), then the extra channels.
+
+    It is equivariant if the filters of an element are those of the identity, moved by it. The bias is one of the
+    trivial irrep.
+    """
+    order, (copies, extra) = layout.group.order, layout.require_regular("a depthwise convolution")
+    values, rest = to_regular(x, layout)
+    x_BHWC = torch.cat([*values, rest], -1)
+    if bias is not None:
+        shift = bias.narrow(0, 0, copies) * order**-0.5
+        bias = torch.cat([shift.repeat(order), bias.narrow(0, copies, extra)])
+    padding = filters.shape[-1] // 2
+    y_BCHW = F.conv2d(x_BHWC.permute(0, 3, 1, 2), filters, bias, padding=padding, groups=layout.dim)
+    y_BHWC = y_BCHW.permute(0, 2, 3, 1)
+    values = [y_BHWC.narrow(-1, g * copies, copies) for g in range(order)]
+    return from_regular(values, y_BHWC.narrow(-1, order * copies, extra), layout)
+
+
+def regular_matrix(layout: Layout) -> Tensor:
+    """The orthonormal change of basis `(dim, dim)` in float64: packed channel x channel of the regular basis."""
+    values, rest = to_regular(layout.split(torch.eye(layout.dim, dtype=torch.float64)), layout)
+    return torch.cat([*values, rest], -1)

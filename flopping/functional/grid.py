@@ -71,6 +71,8 @@ class Fold(nn.Module):
 
     order: Tensor
     """Where each place stands once places are sorted by orbits; for groups that do more than mirror."""
+    places: Tensor
+    """The places sorted by orbits: the inverse of `order`."""
 
     def __init__(self, group: Group, grid: Grid, dim: int, scaled: bool = True, *, device: Device = None) -> None:
         super().__init__()
@@ -84,14 +86,17 @@ class Fold(nn.Module):
             self.mirrors = _mirrors(group, grid)
         else:
             _, self.orbits = _sorted_orbits(group, grid)
-            self.register_buffer("order", torch.empty(prod(grid), device=device, dtype=torch.long), persistent=False)
+            for name in ("order", "places"):
+                self.register_buffer(name, torch.empty(prod(grid), device=device, dtype=torch.long), persistent=False)
         self.init_non_persistent_buffers()
 
     @torch.no_grad()
     def init_non_persistent_buffers(self) -> None:
         """Fill in the constants; again after `to_empty`, for a network built on the meta device."""
         if not self.group.mirrors_only:
-            self.order.copy_(_sorted_orbits(self.group, self.grid)[0])
+            places, _ = _sorted_orbits(self.group, self.grid)
+            self.places.copy_(places)
+            self.order.copy_(places.argsort())
 
     @property
     def layout(self) -> Layout:
@@ -123,15 +128,15 @@ class Fold(nn.Module):
             blocks = {(*p, side): pair[side] for p, pair in halves.items() for side in (0, 1)}
         return [[blocks[parity].flatten(self.dim, self.dim + 1)] for parity in parities]
 
-    def inverse(self, parts: Sequence[Tensor]) -> Tensor:
-        """Back to the two axes; for groups that only mirror them."""
-        if not self.group.mirrors_only:
-            raise ValueError(f"the inverse of a fold needs a group of mirrors, got {self.group}")
-        grid, axes, parities = self.mirrors
+    def inverse(self, parts: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Back to the two axes, from `parts[irrep][component]`."""
         along = self.dim + 1  # the places of a part are one axis, at the later of the two positions
+        if not self.group.mirrors_only:
+            return self._unfold_orbits(parts).unflatten(along, self.grid)
+        grid, axes, parities = self.mirrors
         blocks: dict[tuple[int, ...], Tensor] = {
             parity: part.unflatten(along, _block_shape(grid, axes, parity))
-            for parity, part in zip(parities, parts, strict=True)
+            for parity, (part,) in zip(parities, parts, strict=True)
         }
         for axis in reversed(axes):
             blocks = {
@@ -147,13 +152,26 @@ class Fold(nn.Module):
         slabs = torch.empty_like(x).index_copy_(along, self.order, x)
         parts: list[list[list[Tensor]]] = [[[] for _ in range(irrep.dim)] for irrep in self.group.irreps]
         start = 0
-        for count, length, targets, sums in self.orbits:
-            terms = [slabs.narrow(along, start + k * count, count) for k in range(length)]
-            start += count * length
+        for count, targets, sums, _ in self.orbits:
+            terms = [slabs.narrow(along, start + k * count, count) for k in range(len(targets))]
+            start += count * len(targets)
             for (i, a), value in zip(targets, combine(terms, sums), strict=True):
                 parts[i][a].append(value)
         none = x.narrow(along, 0, 0)  # an irrep that this grid doesn't have
         return [[torch.cat(copies or [none], along) for copies in components] for components in parts]
+
+    def _unfold_orbits(self, parts: Sequence[Sequence[Tensor]]) -> Tensor:
+        along = self.dim + 1
+        slabs: list[Tensor] = []
+        starts = [[0] * len(components) for components in parts]
+        for count, targets, _, sums in self.orbits:
+            terms = []
+            for i, a in targets:
+                terms.append(parts[i][a].narrow(along, starts[i][a], count))
+                starts[i][a] += count
+            slabs += combine(terms, sums)
+        sorted_places = torch.cat(slabs, along)
+        return torch.empty_like(sorted_places).index_copy_(along, self.places, sorted_places)
 
 
 @lru_cache
@@ -248,17 +266,26 @@ def symmetric_functions(group: Group, grid: Grid, irrep: int) -> Tensor:
 
 
 @lru_cache
-def sides_of(group: Group, grid: Grid) -> Tensor:
-    """On which side a place lies, for each irrep of a group with 1-dimensional ones: `(irreps, h * w)` of -1, 0, 1.
+def sides_of(group: Group, grid: Grid) -> tuple[Tensor, ...]:
+    """On which side a place lies: for each irrep the matrices T(p), `(d, d, h * w)` in float64.
 
-    The function that follows the irrep and is 1 on the first place of every orbit; 0 where it can't be.
+    The law: T(g p) = rho(g) T(p). For the first place p of an orbit T(g p) is sqrt(d) rho(g), averaged over all g that
+    lead to the same place. For an irrep of one dimension it is 1, -1, or 0 on a mirror line.
 
     >>> from flopping import flop
-    >>> sides_of(flop, (1, 3)).tolist()
+    >>> [side.flatten().tolist() for side in sides_of(flop, (1, 3))]
     [[1.0, 1.0, 1.0], [1.0, 0.0, -1.0]]
     """
-    group.require_signs("sides")
-    return torch.stack([symmetric_functions(group, grid, i)[:, 0].sum(-1).sign() for i in range(len(group.irreps))])
+    check_square(group, grid, "sides")
+    with torch.device("cpu"):  # a cached value must not follow the caller's default device
+        moved, found = _moved(group, grid), []
+        for irrep in group.irreps:
+            sides = torch.zeros(irrep.dim, irrep.dim, prod(grid), dtype=torch.float64)
+            for kind, places in _kinds(group, grid).items():
+                for matrix, images in zip(irrep.tensor, moved[:, list(places)], strict=True):
+                    sides[..., images] += matrix[..., None] / len(kind)
+            found.append(sides * sqrt(irrep.dim))
+    return tuple(found)
 
 
 def _fold_mirror(x: Tensor, dim: int, places: int, scaled: bool) -> tuple[Tensor, Tensor]:
@@ -336,10 +363,11 @@ def _kinds(group: Group, grid: Grid) -> dict[tuple[int, ...], tuple[int, ...]]:
 
 
 @lru_cache
-def _sorted_orbits(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, int, list[tuple[int, int]], Sums]]]:
-    """The general fold: where places stand sorted by orbits, and how each kind of orbit splits into irreps.
+def _sorted_orbits(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, list[tuple[int, int]], Sums, Sums]]]:
+    """The general fold: places sorted by orbits, and how each kind of orbit splits into irreps.
 
-    A kind has a number of orbits, their length, and sums over an orbit for (irrep, component), copy by copy.
+    A kind has a number of orbits, an (irrep, component) for each place of an orbit, copy by copy, the sums over an
+    orbit that give these, and the sums that lead back.
 
     On orbits with stabiliser S of the first place p, component a of a copy is
     sqrt(d |S| / |G|) sum_g (rho(g) v)[a] x[g p], with one g for each place of the orbit.
@@ -355,6 +383,6 @@ def _sorted_orbits(group: Group, grid: Grid) -> tuple[Tensor, list[tuple[int, in
             copies = [(irrep.tensor[elements] @ vector).T * scale for vector in irrep.fixed_vectors(kind)]
             targets += [(i, a) for a in range(irrep.dim) for _ in copies]
             matrix += [copy[a].tolist() for a in range(irrep.dim) for copy in copies]
-        orbits.append((len(found), len(elements), targets, sums_of(matrix)))
+        orbits.append((len(found), targets, sums_of(matrix), sums_of(list(zip(*matrix, strict=True)))))
         places.append(moved[elements][:, list(found)].flatten())
-    return torch.cat(places).argsort(), orbits
+    return torch.cat(places), orbits

@@ -212,13 +212,28 @@ class Group:
         [(1, 0), (0, 1), (1, 0), (0, 1), (1, 1)]
         """
         indices = list(self.embedding(subgroup))
-        found = []
+        return tuple(subgroup._decompose(irrep.tensor[indices]) for irrep in self.irreps)
+
+    @lru_cache  # noqa: B019 - as above
+    def tensor_product(self, left: int, right: int) -> tuple[tuple[int, ...], Matrix]:
+        """What the tensor product of two irreps becomes: multiplicities of the irreps, and the basis Q.
+
+        The law: `rho_left(g) kron rho_right(g) = Q (blockdiag_k rho_k(g) kron I_m) Q^T`. The columns of Q are ordered
+        (irrep, component, copy).
+
+        >>> from flopping import octic, rot90
+        >>> octic.tensor_product(1, 4)[0], octic.tensor_product(4, 4)[0], rot90.tensor_product(2, 2)[0]
+        ((0, 0, 0, 0, 1), (1, 1, 1, 1, 0), (2, 2, 0))
+        """
+        a, b = self.irreps[left].tensor, self.irreps[right].tensor
+        return self._decompose(torch.einsum("gab,gcd->gacbd", a, b).flatten(3, 4).flatten(1, 2))
+
+    def _decompose(self, matrices: Tensor) -> tuple[tuple[int, ...], Matrix]:
+        """Multiplicities and basis of a representation of this group."""
         with torch.device("cpu"):
-            table, irreps = torch.tensor(subgroup.table), [irrep.real for irrep in subgroup.irreps]
-            for irrep in self.irreps:
-                decomposition = representations.decompose(irrep.tensor[indices], table, irreps)
-                found.append((decomposition.multiplicities, as_tuples(decomposition.basis)))
-        return tuple(found)
+            irreps = [irrep.real for irrep in self.irreps]
+            found = representations.decompose(matrices, torch.tensor(self.table), irreps)
+        return found.multiplicities, as_tuples(characters.snap(found.basis))
 
     @classmethod
     def from_matrices(cls, name: str, matrices: Tensor | Sequence[Tensor]) -> Group:

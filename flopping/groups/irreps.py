@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flopping.groups.characters import SchurType
 from flopping.groups.representations import RealIrrep, endomorphisms, schur_type
+from flopping.groups.sums import Sums, sums_of
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -33,8 +34,8 @@ class Irrep:
     real: RealIrrep = field(init=False, compare=False)
     """The same for the theory: tensors, type, and what commutes with them."""
     type: SchurType = field(init=False, compare=False)
-    endomorphism_rows: tuple[Matrix, ...] = field(init=False, compare=False)
-    """What commutes with the irrep, identity first, as plain numbers for sums that are written out."""
+    turns: Sums = field(init=False, compare=False)
+    """The components of sum_k E_k x_k, where E_k commute with the irrep, as sums over (k, component of x_k)."""
 
     def __post_init__(self) -> None:
         with torch.device("cpu"):  # a value must not follow the caller's default device
@@ -43,7 +44,7 @@ class Irrep:
         # derived once, here: compiled code can't run the locks of a cached property
         object.__setattr__(self, "real", real)
         object.__setattr__(self, "type", real.type)
-        object.__setattr__(self, "endomorphism_rows", tuple(as_tuples(matrix) for matrix in real.endomorphisms))
+        object.__setattr__(self, "turns", sums_of(real.endomorphisms.transpose(0, 1).flatten(1).tolist()))
 
     @property
     def tensor(self) -> Tensor:

@@ -125,7 +125,7 @@ class MapHead(nn.Module):
 
 
 class ConvNeXt(Backbone):
-    """ConvNeXt for groups with 1-dimensional irreps; `group="trivial"` is timm's, with the same weights.
+    """ConvNeXt for every group; `group="trivial"` is timm's, with the same weights.
 
     `depths` and `dims` of one stage make the isotropic form, whose features may be taken behind every block; with
     several stages they are taken behind each stage. `handoffs` counts blocks through all stages; other arguments as

@@ -99,10 +99,10 @@ class ResMlpBlock(Module):
 
 
 class ResMlp(TokenBackbone):
-    """ResMLP for groups of mirrors; `group="trivial"` is timm's, with the same weights. The image size is fixed.
+    """ResMLP for every group; `group="trivial"` is timm's, with the same weights. The image size is fixed.
 
-    Arguments as for `VisionTransformer`. The head reads every token from its own side of the image (`Orient`), so
-    `forward_features` has invariant channels only, in the order of the image's patches.
+    Arguments as for `VisionTransformer`. `rot90` and `octic` need square images. The head reads every token from its
+    own side of the image (`Orient`), so `forward_features` has invariant channels only, in the order of the patches.
 
     >>> import torch
     >>> model = ResMlp(img_size=32, patch_size=8, embed_dim=16, depth=2, num_classes=10)

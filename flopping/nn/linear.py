@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
 from flopping.functional.operation import keep_none_of
-from flopping.groups.sums import combine, sums_of
+from flopping.groups.sums import combine
 from flopping.nn.module import Module
 
 
@@ -48,11 +48,7 @@ class Linear(Module):
         irreps = in_layout.group.irreps
         self.names = tuple(irrep.name for irrep in irreps)
         self.degrees = tuple(irrep.type.degree for irrep in irreps)
-        # component a of A + B J, as a sum over (endomorphism, component)
-        self.turns = tuple(
-            sums_of([[e[a][b] for e in i.endomorphism_rows for b in range(i.dim)] for a in range(i.dim)])
-            for i in irreps
-        )
+        self.turns = tuple(irrep.turns for irrep in irreps)
         for i, (irrep, m_in, m_out) in enumerate(
             zip(irreps, in_layout.multiplicities, out_layout.multiplicities, strict=True)
         ):

@@ -46,10 +46,10 @@ class SymmetricModule(Module):
 
     def _functions(self, name: str) -> Tensor:
         """Functions on all places from their free values, as `Symmetric.build` does it."""
-        irrep = self._irrep_of(name)
         values: Tensor = self.weight[name]
         if self.materialised:
             return values
+        irrep = self._irrep_of(name)
         return self.functions[irrep].build(values, getattr(self, f"matrix_{irrep}", None), self.free_dim)
 
     @torch.no_grad()

@@ -140,6 +140,16 @@ def test_products_of_signs() -> None:
     flipflop.require_signs("TokenMix")
 
 
+@each_of_all
+def test_tensor_products_fall_apart_into_irreps(group: Group) -> None:
+    for (i, left), (j, right) in itertools.product(enumerate(group.irreps), repeat=2):
+        counts, basis = group.tensor_product(i, j)
+        q = torch.tensor(basis, dtype=torch.float64)
+        near(q @ q.T, eye(left.dim * right.dim))
+        for g in range(group.order):
+            near(torch.kron(left.tensor[g], right.tensor[g]), q @ Layout(group, counts).matrix(g) @ q.T)
+
+
 @pytest.mark.parametrize(("large", "small"), list(itertools.product(GROUPS, repeat=2)), ids=str)
 def test_restriction_to_every_subgroup(large: Group, small: Group) -> None:
     missing = ", ".join(name for name in small.elements if name not in large.elements)

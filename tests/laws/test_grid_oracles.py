@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.oracles import GROUPS, SIGNED, assert_same, check_dense_conv, layouts, on_maps
+from support.oracles import GROUPS, assert_same, check_dense_conv, layouts, on_maps, regular_basis
 from torch import Tensor
 
 from flopping import Layout, flop
@@ -23,7 +23,7 @@ def test_patch_embed(group: Group, patch: int) -> None:
         check_dense_conv(layer, image, lambda y: layout.merge(y), lambda conv, x: conv(x).flatten(2).transpose(1, 2))
 
 
-@pytest.mark.parametrize("group", SIGNED, ids=str)
+@pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize("factor", [1, 2, 3])
 def test_downsample(group: Group, factor: int) -> None:
     first, second = layouts(group)[1], layouts(group)[0] * 2
@@ -32,7 +32,7 @@ def test_downsample(group: Group, factor: int) -> None:
     check_dense_conv(layer, x, second.merge, lambda conv, x: on_maps(conv, first.merge(x)))
 
 
-@pytest.mark.parametrize("group", SIGNED, ids=str)
+@pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize("kernel", [3, 5])
 def test_depthwise(group: Group, kernel: int) -> None:
     layout = Layout.regular(group, 5 * group.order + 2, extra=2)
@@ -40,29 +40,36 @@ def test_depthwise(group: Group, kernel: int) -> None:
     check_dense_conv(
         layer, layout.random(2, 5, 6, dtype=torch.float64), layout.merge, lambda conv, x: on_maps(conv, layout.merge(x))
     )
-    reads = (layer.to_dense().weight.abs().sum((2, 3)) > 0).sum(1)
+    weight = layer.to_dense().weight
+    if not group.signs_only:
+        basis = regular_basis(layout)
+        weight = torch.einsum("oc,cihw,pi->ophw", basis, weight, basis)
+    reads = (weight.abs().sum((2, 3)) > 1e-12).sum(1)
     assert (reads == 1).all(), "every output channel reads one input channel"
 
 
-@pytest.mark.parametrize("group", SIGNED, ids=str)
+@pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize("grid", [(1, 1), (2, 4), (3, 5), (4, 3)])
 def test_token_mix(group: Group, grid: tuple[int, int]) -> None:
-    layout = layouts(group)[1]
+    layout, grid = layouts(group)[1], (grid[1], grid[1]) if group.swaps_axes else grid
     layer = randomize_(fnn.TokenMix(layout, grid).double())
     weight, bias = layer.to_dense()
     x = layout.random(2, grid[0] * grid[1], dtype=torch.float64)
     torch.testing.assert_close(layout.merge(layer(x)), weight @ layout.merge(x) + bias)
 
-    bases = [basis[0] for basis in basis_of(group, grid)]
-
     def oracle(x: tuple[Tensor, ...]) -> Tensor:
-        matrix = sum(b.T @ layer.weight[n] @ b for n, b in zip(layer.names, bases, strict=True) if len(b))
-        shifts = [
-            (bases[i].T @ layer.bias[name] if name in layer.bias else torch.zeros(len(matrix)).double())[
-                :, None
-            ].expand(-1, m)
-            for i, (name, m) in enumerate(zip(layer.names, layout.multiplicities, strict=True))
-        ]
+        matrix, shifts = torch.zeros(grid[0] * grid[1], grid[0] * grid[1]).double(), []
+        for irrep, m, basis in zip(group.irreps, layout.multiplicities, basis_of(group, grid), strict=True):
+            shift = torch.zeros(len(matrix), irrep.dim).double()
+            if basis.shape[1]:
+                maps = layer.weight[irrep.name].unflatten(0, (irrep.type.degree, -1))
+                shifts_of = layer.bias[irrep.name].unflatten(0, (irrep.type.degree, -1))
+                for turn, weight, bias in zip(irrep.endomorphisms, maps, shifts_of, strict=True):
+                    for a in range(irrep.dim):
+                        for b in range(irrep.dim):
+                            matrix = matrix + turn[a, b] * basis[a].T @ weight @ basis[b]
+                            shift[:, b] += turn[a, b] * basis[a].T @ bias
+            shifts.append(shift.repeat_interleave(m, 1))
         return matrix @ layout.merge(x) + torch.cat(shifts, 1)
 
     assert_same(layer, x, oracle, layout.merge)
@@ -117,3 +124,21 @@ def test_oriented_layers_against_written_out_signs(width: int) -> None:
     expected = torch.cat([(even[..., :2] + side * odd) / 2**0.5, even[..., 2:]], -1)
     torch.testing.assert_close(seen, expected)
     assert none.shape[-1] == 0
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+def test_orient_takes_the_value_of_the_element_that_leads_to_a_token(group: Group, size: int) -> None:
+    """In the regular basis, from the first place of the token's orbit; the mean where several elements lead there."""
+    layout = layouts(group)[1]
+    x = layout.random(2, size**2, dtype=torch.float64)
+    regular = layout.merge(x) @ regular_basis(layout).T
+    values, extra = regular.split([group.order * layout.copies, layout.extra], -1)
+    index = torch.arange(size**2).view(size, size)
+    sources = torch.stack([group.act(g, index).flatten() for g in range(group.order)])  # g^-1 p
+    leads = (sources == sources.amin(0)).double()
+    expected = torch.einsum("gp,bpgc->bpc", leads / leads.sum(0), values.unflatten(-1, (group.order, -1)))
+    layer = fnn.Orient(layout, size, dtype=torch.float64)
+    seen = layer(x)[0]
+    torch.testing.assert_close(seen, torch.cat([expected, extra], -1))
+    torch.testing.assert_close(layer.sum(layer.mean(x))[0], seen.mean(1, keepdim=True))

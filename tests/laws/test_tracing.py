@@ -139,9 +139,12 @@ def test_inductor() -> None:
 def test_convolutions_and_matrices_through_inductor() -> None:
     """What the network of flop doesn't have."""
     signs, matrices = Layout.regular(flop, 12, extra=4), Layout.regular(octic, 16)
-    convolutions = fnn.Sequential(fnn.DepthwiseConv2d(signs, 3), fnn.Downsample(signs, signs * 2))
     mlp = fnn.Sequential(fnn.LayerNorm(matrices), fnn.Mlp(matrices))
-    for net, x in ((convolutions, signs.random(2, 6, 8)), (mlp, matrices.random(2, 3))):
+    nets = [(mlp, matrices.random(2, 3)), (fnn.TokenMix(matrices, 4), matrices.random(2, 16))]
+    for width in (signs, matrices):
+        convolutions = (fnn.DepthwiseConv2d(width, 3), fnn.Conv2d(width, width, 3), fnn.Downsample(width, width * 2))
+        nets.append((fnn.Sequential(*convolutions), width.random(2, 6, 8)))
+    for net, x in nets:
         randomize_(net)
         torch.compiler.reset()
         with torch.no_grad():
@@ -156,8 +159,9 @@ def test_device_and_dtype_reach_everything(group) -> None:
         fnn.PatchEmbed: (width, 8, 4), fnn.PosEmbed: (width, 3), fnn.ClassToken: (width,), fnn.Affine: (width,),
         fnn.TransformerBlock: (width, 2), fnn.ToInvariant: (width,), fnn.InvariantHead: (width, 3),
     }  # fmt: skip
-    maps = {fnn.DepthwiseConv2d: (width, 3), fnn.Downsample: (width, width), fnn.TokenMix: (width, 3)}
-    for layer, args in (layers | maps if group.signs_only else layers).items():
+    maps = {fnn.DepthwiseConv2d: (width, 3), fnn.Downsample: (width, width), fnn.TokenMix: (width, 3),
+            fnn.Conv2d: (width, width, 3), fnn.OrientedBias: (width, 3)}  # fmt: skip
+    for layer, args in (layers | maps).items():
         made = layer(*args, device="meta", dtype=torch.float16)
         tensors = [*made.parameters(), *made.buffers()]
         assert all(t.is_meta for t in tensors)

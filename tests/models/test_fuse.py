@@ -43,8 +43,15 @@ NETWORKS = {
         for group, share in (("trivial", 0), ("flop", 0.5), ("flipflop", 0), ("octic", 0))
     },
     "vit, mean": lambda: VisionTransformer(**SMALL, num_heads=2, global_pool="avg"),
-    **{f"resmlp {g}": lambda g=g: ResMlp(**SMALL, init_values=0.1, group=g) for g in ("trivial", "flop", "flipflop")},
+    **{
+        f"resmlp {g}": lambda g=g: ResMlp(**SMALL, init_values=0.1, group=g)
+        for g in ("trivial", "flop", "flipflop", "octic")
+    },
     "resmlp invariant": lambda: ResMlp(**SMALL, init_values=0.1, handoffs={1: "invariant"}),
+    **{
+        f"convnext {g}": lambda g=g: ConvNeXt(depths=(1,), dims=(16,), num_classes=5, group=g)
+        for g in ("rot90", "octic")
+    },
     "convnext": lambda: ConvNeXt(depths=(1, 2), dims=(8, 16), num_classes=5, init_values=0.1),
     "convnext isotropic": lambda: ConvNeXt(depths=(2,), dims=(16,), patch_size=8, num_classes=5, init_values=None),
 }

@@ -87,20 +87,24 @@ TINY = {
 }
 
 
+WIDTHS = {"vit": {"embed_dim": 32}, "resmlp": {"embed_dim": 32}, "isotropic": {"dims": (32,)}, "hierarchical": {}}
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5])
-@pytest.mark.parametrize("group", ["flop", "flip", "rot180", "flipflop"])
+@pytest.mark.parametrize("group", ["flop", "flip", "rot180", "flipflop", "rot90", "octic"])
 @pytest.mark.parametrize("family", TINY)
 def test_groups_and_shares(family: str, group: str, share: float) -> None:
-    model = randomize_(TINY[family](group=group, invariant_share=share))
-    assert_equivariant(model, torch.randn(2, 3, 32, 32), group=group)
+    model = scaled_randomize_(TINY[family](group=group, invariant_share=share, **WIDTHS[family]))
+    x = torch.randn(2, 3, 32, 32)
+    assert_equivariant(model, x, group=group)
+    assert_equivariant(model.double(), x.double(), group=group, tol=1e-10)
 
 
 @pytest.mark.parametrize("group", ["rot90", "octic"])
-def test_rotations_in_a_transformer(group: str) -> None:
-    model = randomize_(TINY["vit"](group=group, embed_dim=32, handoffs={2: "rot180"}))
+@pytest.mark.parametrize("family", TINY)
+def test_rotations_step_down(family: str, group: str) -> None:
+    model = scaled_randomize_(TINY[family](group=group, handoffs={2: "rot180", 3: "invariant"}, **WIDTHS[family]))
     assert_equivariant(model, torch.randn(2, 3, 32, 32), group="rot180")
-    model = randomize_(TINY["vit"](group=group, embed_dim=32))
-    assert_equivariant(model, torch.randn(2, 3, 32, 32), group=group)
 
 
 INVARIANTS = ["invariant", "power_spectrum", "max_filtering", "polynomial"]
@@ -166,7 +170,10 @@ REFUSED = {
         lambda: TINY["vit"](invariant_share=0.3),
         "16 channels, of which invariant_share=0.3 is 5, leave 11: flop needs a multiple of 2",
     ),
-    "rotation of tokens": (lambda: TINY["resmlp"](group="octic"), "octic"),
+    "rotation of tokens": (
+        lambda: TINY["resmlp"](group="octic", img_size=(32, 16)),
+        "octic turns rows into columns and needs a square grid, got (4, 2)",
+    ),
     "pool": (lambda: TINY["vit"](global_pool="mean"), "got 'mean'"),
     "no class token": (lambda: TINY["vit"](class_token=False), "needs a class token"),
     "start": (lambda: TINY["resmlp"](weight_init="jax"), "got 'jax'"),

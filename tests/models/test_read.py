@@ -14,16 +14,17 @@ from flopping.testing import randomize_, relative_error
 NETWORKS = [
     *(f"deit3_flop_{kind}test_patch16_64" for kind in ("", "hybrid_", "invariant_")),
     "vit_flop_test_patch16_rope_reg4_64",
-    *("trivial", "octic"),  # a transformer of that group
     *("resmlp_test_64", "resmlp_flop_test_64", "convnext_flop_iso_test", "convnext_flop_test"),
+    # networks of another group
+    *("deit3_flop_test_patch16_64 trivial", "deit3_flop_test_patch16_64 octic"),
+    *("resmlp_flop_test_64 rot90", "resmlp_flop_test_64 octic", "convnext_flop_test octic"),
 ]
 
 
 def create(name: str, **kwargs: object) -> Backbone:
     torch.manual_seed(0)
-    if name in ("trivial", "octic"):
-        name, kwargs = "deit3_flop_test_patch16_64", {"group": name, **kwargs}
-    model = timm.create_model(name, **kwargs)
+    name, *group = name.split()
+    model = timm.create_model(name, **{"group": group[0]} if group else {}, **kwargs)
     assert isinstance(model, Backbone)
     return randomize_(model).double()
 

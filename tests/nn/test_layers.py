@@ -27,15 +27,16 @@ def test_linear_layers_cost_their_share(group: Group, share: float) -> None:
     dense = multiply_adds(nn.Linear(48, 96), torch.randn(5, 48))
     assert dense == 5 * 48 * 96
     assert multiply_adds(fnn.Linear(layout, layout * 2), layout.random(5)) == dense * share
-    if not group.signs_only:
-        return
     embed, image = fnn.PatchEmbed(layout, patch_size=4), torch.randn(2, 3, 8, 16)
     assert multiply_adds(embed, image) == multiply_adds(embed.to_dense(), image) * share
     down, maps = fnn.Downsample(layout, layout * 2), layout.random(2, 4, 8)
     packed = layout.merge(maps).permute(0, 3, 1, 2)
     assert multiply_adds(down, maps) == multiply_adds(down.to_dense(), packed) * share
-    mix, tokens = fnn.TokenMix(layout, (4, 8)), layout.random(2, 32)
-    assert multiply_adds(mix, tokens) == 2 * 32 * 32 * 48 * share
+    mix, tokens = fnn.TokenMix(layout, 8), layout.random(2, 64)
+    places = mix.fold.layout.linear_cost(mix.fold.layout)
+    assert multiply_adds(mix, tokens) == 2 * 48 * places.multiply_adds
+    # the diagonals of the square make irreps of octic unequal: 784 multiply-adds for 64 places instead of 768
+    assert places.ratio == (share if group != octic else 784 / 64**2)
 
 
 @each_group

@@ -24,7 +24,7 @@ class Conv2d(Module):
 
     Only free taps are parameters: `weight.even`, for a kernel of 3 and flop, is `(even copies, 3 C / 2, 3, 1)`. `form`
     says how the result is computed ("folded" or "expanded", see `flopping.functional.conv`); None leaves it to the
-    rule `choose_form`. For groups whose irreps are all 1-dimensional.
+    rule `choose_form`.
 
     With a stride the windows must lie symmetrically: an odd kernel needs an odd size, an even kernel an even one.
 
@@ -57,7 +57,6 @@ class Conv2d(Module):
         self.in_chans = in_layout if isinstance(in_layout, int) else None
         super().__init__(None if isinstance(in_layout, int) else in_layout, out_layout)
         group = out_layout.group
-        group.require_signs("Conv2d")
         source = Layout.invariant(group, in_layout) if isinstance(in_layout, int) else in_layout
         window = Window.of(kernel_size, stride, padding, dilation)
         window.require_square(group, "Conv2d")
@@ -129,16 +128,13 @@ class Conv2d(Module):
             bias=self.bias is not None,
         ).to(like)
         dense.weight.zero_()
-        starts_in, starts_out = ([sum(of.multiplicities[:i]) for i in range(len(self.names))] for of in (source, out))
+        columns, rows = (of.split(torch.arange(of.dim)) for of in (source, out))
         for j, name in enumerate(self.names):
-            if name not in self.weight:
-                continue
-            filters = dense_filters(self.weight[name], j, plan).unflatten(0, (plan.groups, -1))
-            for g, block in enumerate(filters):  # a group of channels is a slice of every part
-                rows = slice(starts_out[j] + g * len(block), starts_out[j] + (g + 1) * len(block))
-                widths = [m // plan.groups for m in source.multiplicities]
-                for start, width, taps in zip(starts_in, widths, block.split(widths, 1), strict=True):
-                    dense.weight[rows, start + g * width : start + (g + 1) * width] = taps
+            filters = dense_filters(self.weight[name], j, plan) if name in self.weight else []
+            for row, block in zip(rows[j].view(out.irrep_dims[j], out.multiplicities[j]), filters, strict=False):
+                for g, taps in enumerate(block.chunk(plan.groups)):  # a group of channels is a slice of every part
+                    read = torch.cat([part.chunk(plan.groups, -1)[g].flatten() for part in columns])
+                    dense.weight[row.chunk(plan.groups)[g][:, None], read] = taps
         if self.bias is not None and dense.bias is not None:
             dense.bias.copy_(F.pad(self.bias, (0, out.dim - len(self.bias))))
         return dense
