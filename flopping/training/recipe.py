@@ -175,6 +175,10 @@ class Recipe:
     ] = None
     crop_scale: Annotated[PositiveShare, "smallest share of the image's area that a random crop keeps"] = 0.08
     flip: Annotated[Share, "probability of mirroring an image; skipped where mirroring changes nothing"] = 0.5
+    symmetry: Annotated[
+        Literal["flop", "flip", "rot180", "flipflop", "rot90", "octic"] | None,
+        "images are moved by a random element of this group; skipped where no element changes anything",
+    ] = None
     erase: Annotated[Share, "probability of random erasing"] = 0.0
     mixup: Annotated[NotNegative, "alpha of mixup"] = 0.0
     cutmix: Annotated[NotNegative, "alpha of CutMix"] = 0.0

@@ -16,6 +16,7 @@ from torchvision.transforms import RandomHorizontalFlip
 
 from flopping.data.images import ArrayDataset
 from flopping.data.order import seed_generators
+from flopping.groups import flop
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.resnet import ResNet
@@ -25,7 +26,7 @@ from flopping.testing import relative_error, run
 from flopping.training.distributed import World
 from flopping.training.job import Job, RunOptions
 from flopping.training.learner import Learner, create_loss, create_mixup
-from flopping.training.networks import build, ignores_mirroring
+from flopping.training.networks import build, ignores
 from flopping.training.recipe import Recipe, load
 from flopping.training.trainer import Trainer
 
@@ -122,7 +123,7 @@ def check_training_keeps(name: str, folder: Path, *changes: str, compiled: bool)
     assert learner.average is not None
     for network in (learner.model, learner.average.module):
         error = mirror_error(network, recipe.img_size)
-        if ignores_mirroring(learner.model):
+        if ignores(learner.model, flop):
             assert error <= 1e-5
         else:
             assert error > 1e-3
@@ -157,7 +158,7 @@ def test_compiled_training_keeps_every_network_equivariant(
 def test_which_networks_are_in_question() -> None:
     """The law above is claimed for all networks but H(X) and X."""
     for name in SMALL:
-        assert ignores_mirroring(timm.create_model(name)) == ("flop" in name and "hybrid" not in name), name
+        assert ignores(timm.create_model(name), flop) == ("flop" in name and "hybrid" not in name), name
     assert len(ZOO) == 56
 
 
@@ -193,7 +194,7 @@ def test_mirrored_images_teach_nothing_new(name: str) -> None:
     recipe, model, x, labels = prepared(name, "mixup=0", "cutmix=0")
     some = torch.where(torch.tensor([True, False, True, True])[:, None, None, None], x.flip(-1), x)
     error = difference(loss_and_gradients(recipe, model, x, labels), loss_and_gradients(recipe, model, some, labels))
-    if ignores_mirroring(model):
+    if ignores(model, flop):
         assert error < 1e-10
     else:
         assert error > 1e-3
