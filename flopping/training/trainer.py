@@ -76,13 +76,13 @@ class Trainer:
             self.sampler = MicroBatchSampler(self.order, world.rank, world.size)
             self.steps = self.order.steps * recipe.epochs
             model, source = self._build(len(train.classes))
+            self.test_group = group_to_test(model, machine.group, (recipe.img_size, recipe.img_size))
         compiled, shard = machine.compile, machine.shard
         self.learner = Learner(model, recipe, self.sampler, world, shard=shard, compiled=compiled, source=source)
         self.model, self.dtype = model, self.learner.dtype
         self.flip = 0.0 if ignores(model, flop) else recipe.flip
         moving = get_group(recipe.symmetry or trivial)
         self.symmetry = trivial if ignores(model, moving) else moving
-        self.test_group = group_to_test(model, machine.group, (recipe.img_size, recipe.img_size))
         self.normal = normalisation(recipe, model)
         fields = ("img_size", "crop_scale", "color_jitter", "augment", "interpolation", "erase")
         chosen = {name: getattr(recipe, name) for name in fields}

@@ -51,7 +51,7 @@ def _draw_pair(axes: Axes, rows: list[Row]) -> None:
             minutes = [event["step"] * run.job.recipe.batch_size / row.speed / 60 for event in run.tests]
             accuracies = [event["top1"] for event in run.tests]
             axes.plot(minutes, accuracies, ls=look["ls"], color=colour, lw=0.8, alpha=0.45, zorder=1)
-        values = row.values("top1")
+        values = row.values("identity")
         axes.errorbar(
             row.seconds / 60,
             mean(values),
@@ -63,7 +63,7 @@ def _draw_pair(axes: Axes, rows: list[Row]) -> None:
             capsize=2.5,
             label=f"_{row.arm.name}",
         )
-    lowest = min(mean(row.values("top1")) for row in rows)
+    lowest = min(mean(row.values("identity")) for row in rows)
     start = min(event["top1"] for row in rows for run in row.runs for event in run.tests)
     axes.set_ylim(bottom=max(start - 1, lowest - SHOWN))
     axes.set_xlim(0, 1.08 * max(row.seconds for row in rows) / 60)

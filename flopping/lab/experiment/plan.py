@@ -16,10 +16,9 @@ from pydantic.dataclasses import dataclass
 
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import require_regular
-from flopping.groups import get_group
 from flopping.models.paper import ordinary_name
 from flopping.training import recipe as recipes
-from flopping.training.recipe import Count, Recipe
+from flopping.training.recipe import Count, GroupName, Recipe
 from flopping.training.schema import STRICT, build, parse_yaml
 
 
@@ -66,8 +65,7 @@ class Pair:
 
     def changed(self, arm: Arm) -> Recipe:
         """The recipe of an arm."""
-        with as_usage_error(UsageError, context=f"arm {arm.name!r}"):
-            return self.content.override(arm.changes)
+        return self.content.override(arm.changes)
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -81,7 +79,7 @@ class Plan:
     arms: Annotated[list[Arm], MinLen(1), "what is made of each pair"] = dataclasses.field(
         default_factory=lambda: [*X_AND_E]
     )
-    group: Annotated[str, "test images are moved by all of its elements"] = "flop"
+    group: Annotated[GroupName, "test images are moved by all of its elements"] = "flop"
 
     @property
     def runs(self) -> list[Run]:
@@ -152,10 +150,11 @@ def read(text: str, name: str, folder: Path | None) -> Plan:
             pairs = [Pair(str(folder / p.recipe) if p.recipe.endswith(".yaml") else p.recipe, p.seeds) for p in pairs]
         arms = {"arms": [build(Arm, row, "an arm") for row in content["arms"]]} if "arms" in content else {}
         plan = build(Plan, {"name": name, **content, "pairs": pairs, **arms}, "an experiment")
-        get_group(plan.group)
-        # recipes that can't be read or changed are refused now
-        names = [pair.name for pair in pairs if all(pair.changed(arm) for arm in plan.arms)]
-        for kind, found in (("recipe makes one pair", names), ("arm has its own name", [a.name for a in plan.arms])):
-            if len(set(found)) < len(found):
-                raise UsageError(f"each {kind}, got {', '.join(found)}")
+        for run in plan.runs:  # recipes that can't be read or changed are refused now
+            with as_usage_error(UsageError, context=f"arm {run.arm.name!r}"):
+                run.pair.content.override(run.changes(run.pair.content.epochs))
+        recipe_names, arm_names = [pair.name for pair in pairs], [arm.name for arm in plan.arms]
+        for kind, names in (("recipe makes one pair", recipe_names), ("arm has a name of its own", arm_names)):
+            if len(set(names)) < len(names):
+                raise UsageError(f"each {kind}, got {', '.join(names)}")
     return plan

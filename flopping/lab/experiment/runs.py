@@ -157,7 +157,8 @@ class Experiment:
         for pair in self.plan.pairs:
             if self.pace(pair) is None:
                 names = " and ".join(dict.fromkeys(arm.label or pair.model(arm) for arm in self.plan.arms))
-                say(f"Timing {names} in turn; they are compiled first: a minute or two.")
+                first = "; they are compiled first: a minute or two" if machine.compile else ""
+                say(f"Timing {names} in turn{first}.")
                 try:
                     self.paces[pair.name] = measure_pace(self.plan, pair, self.data, machine)
                 except KeyboardInterrupt as stop:
