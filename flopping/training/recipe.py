@@ -178,7 +178,8 @@ class Recipe:
     flip: Annotated[Share, "probability of mirroring an image; skipped where mirroring changes nothing"] = 0.5
     symmetry: Annotated[
         GroupName | None,
-        "images are moved by a random element of this group; skipped where no element changes anything",
+        "images are moved by a random element of this group (flop, flip, rot180, flipflop, rot90, octic); skipped where"
+        " no element changes anything",
     ] = None
     erase: Annotated[Share, "probability of random erasing"] = 0.0
     mixup: Annotated[NotNegative, "alpha of mixup"] = 0.0

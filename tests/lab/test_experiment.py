@@ -334,10 +334,7 @@ ONE_PAIR = "title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}]"
         (f"{{{ONE_PAIR}, arms: [{{name: a/b}}]}}", "'a/b'"),
         (f"{{{ONE_PAIR}, arms: [{{name: a}}, {{name: a}}]}}", "a, a"),
         (f"{{{ONE_PAIR}, arms: [{{name: a, changes: [ir=1]}}]}}", "'ir'"),
-        (
-            "{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}], arms: [{name: a, changes: [seed=1]}]}",
-            "twice",
-        ),
+        (f"{{{ONE_PAIR}, arms: [{{name: a, changes: [seed=1]}}]}}", "twice"),
         ("title: [", "line 1"),
         ("title: \xe9", "UTF-8"),
     ],
