@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from rich.console import Console
 from support.training_runs import call, command, image_folder
 from torch import Tensor, nn
 from torchvision.transforms import RandomHorizontalFlip
 
+from flopping.data.augment import RandomSymmetry
 from flopping.data.images import ArrayDataset
 from flopping.data.order import seed_generators
-from flopping.groups import flop
+from flopping.groups import flop, get_group
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.resnet import ResNet
@@ -232,9 +235,33 @@ def test_only_networks_that_see_mirroring_get_mirrored_images(name: str, flips: 
     ended = call(*command(path, data, tmp_path / "run", name, "--workers", "0"))
     assert ended.code == 0, ended.err
     assert ("images are not mirrored at random" in ended.err) != flips
+    found = [part.p for part in augmentation(recipe, name, tmp_path) if isinstance(part, RandomHorizontalFlip)]
+    assert found == [recipe.flip] * flips
+
+
+def augmentation(recipe: Recipe, name: str, folder: Path) -> list[Any]:
+    """The steps by which a run makes a training image."""
     source, machine = images(recipe), RunOptions(device="cpu", workers=0, compile=False)
     job = Job(recipe, name, "noise", micro_batch=BATCH)
-    trainer = Trainer(job, machine, tmp_path, CPU, source, source, Console(stderr=True))
-    samples = trainer.source.loader.dataset  # type: ignore[attr-defined]
-    found = [part.p for part in samples.transform.transforms if isinstance(part, RandomHorizontalFlip)]
-    assert found == [recipe.flip] * flips
+    trainer = Trainer(job, machine, folder, CPU, source, source, Console(stderr=True))
+    steps: list[Any] = trainer.source.loader.dataset.transform.transforms  # type: ignore[attr-defined]
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("name", "symmetry", "moves"),
+    [
+        ("deit3_flop_test_patch16_64", "flop", False),
+        ("deit3_flop_test_patch16_64", "octic", True),
+        ("deit3_flop_hybrid_test_patch16_64", "flop", True),
+    ],
+)
+def test_only_networks_that_see_some_element_get_moved_images(
+    name: str, symmetry: str, moves: bool, tmp_path: Path
+) -> None:
+    steps = augmentation(recipe_for(name).override([f"symmetry={symmetry}"]), name, tmp_path)
+    drawn = [part for part in steps if isinstance(part, RandomSymmetry)]
+    assert [part.elements for part in drawn] == [get_group(symmetry).elements] * moves
+    image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    found = {(moved.size, moved.tobytes()) for part in drawn for moved in (part(image) for _ in range(200))}
+    assert len(found) == get_group(symmetry).order * moves  # every element is drawn
