@@ -159,9 +159,9 @@ class _Results:
         say(f"{shown(failure.name)}: {failure.reason}", self.console)
 
     def add(self, prediction: Prediction) -> None:
-        for element, moved in prediction.moved.items():
-            self.same[element] += moved.same
-            difference = (moved.difference, prediction.name)
+        for element, answer in prediction.moved.items():
+            self.same[element] += answer.same
+            difference = (answer.difference, prediction.name)
             self.largest[element] = max(self.largest.get(element, difference), difference)
         classes = [(one.label, one.number, one.probability, one.logit) for one in prediction.top]
         if self.form is Format.table:

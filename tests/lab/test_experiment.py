@@ -120,12 +120,18 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory, forks: ForkedPython) -> Iterator[Done]:
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late
+def quick(forks: ForkedPython) -> Iterator[None]:
+    """Runs start at once, and are timed briefly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(forks.executable))
         patch.setattr(runs, "ROUNDS", 4)
-        yield Done(tmp_path_factory.mktemp("experiment"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, quick: None) -> Iterator[Done]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late
+    yield Done(tmp_path_factory.mktemp("experiment"))
     signal.signal(signal.SIGTERM, before)
 
 
@@ -216,12 +222,14 @@ def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
         assert axes.get_ylim()[0] < y < axes.get_ylim()[1]
 
 
-def test_an_experiment_of_other_arms_with_all_orientations(done: Done, tmp_path: Path) -> None:
-    (done.root / "turned.yaml").write_text(TURNED)
-    page, words = tmp_path / "turned.md", done.words[1:]
-    ended = run(str(done.root / "turned.yaml"), *words, "-o", str(tmp_path / "runs"), "--report", str(page))
+def test_an_experiment_of_other_arms_with_all_orientations(quick: None, tmp_path: Path) -> None:
+    (tmp_path / "turned.yaml").write_text(TURNED)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    plan, data, page = tmp_path / "turned.yaml", noisy_images(tmp_path / "data", 32, 20), tmp_path / "turned.md"
+    words = [str(plan), "--data", str(data), "-o", str(tmp_path / "runs"), "--report", str(page)]
+    ended = run(*words, "--no-compile", "--workers", "0", "--device", "cpu")
     assert ended.exit_code == 0, ended.output
-    found = Experiment(tmp_path / "runs", load(str(done.root / "turned.yaml")), str(done.root / "data"), 1.0)
+    found = Experiment(tmp_path / "runs", load(str(plan)), str(data), 1.0)
     rows = rows_of(found)
     assert [row.network for row in rows] == ["plain", "all eight"]
     assert rows[1].parameters < 0.3 * rows[0].parameters
