@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 MARKS: list[dict[str, Any]] = [
     {"marker": "o", "ls": "--", "mfc": BACKGROUND},
-    *({"marker": marker, "ls": "-"} for marker in "s>D^v<P"),
+    *({"marker": marker, "ls": "-"} for marker in "s>D^"),
+    *({"marker": marker, "ls": ":"} for marker in "v<P"),
 ]
 """How the arms of a plan are drawn, in their order."""
+PALETTE = [*COLOURS.values(), "#e69f00"]
+"""The colours of the arms, where they share a panel: five, then the same ones again."""
 SHOWN = 15.0
 """Points of accuracy below the lowest result that the figure shows."""
 
@@ -85,13 +88,14 @@ def draw_over_elements(rows: list[Row], group: Group) -> Figure:
                     [mean(values) for values in results],
                     [stdev(values) for values in results] if len(row.runs) > 1 else None,
                     **MARKS[row.place],
+                    color=PALETTE[row.place % len(PALETTE)],
                     ms=5,
                     lw=1.2,
                     elinewidth=1.0,
                     capsize=2,
                     label=row.network,
                 )
-            axes.set_xticks(range(group.order), group.elements, rotation=20)
+            axes.set_xticks(range(group.order), group.elements, rotation=20, ha="right")
             axes.set_title(f"{name}, test images moved by each element of {group}")
         grid[0].set_ylabel("top-1 (%)")
         handles, labels = grid[0].get_legend_handles_labels()

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import MinLen
+from annotated_types import MaxLen, MinLen
 from pydantic import StringConstraints
 from pydantic.dataclasses import dataclass
 
@@ -76,7 +76,7 @@ class Plan:
     about: Annotated[str, "what is trained on what"]
     pairs: Annotated[list[Pair], MinLen(1), "the networks"]
     name: Annotated[str, "by default that of the file"]
-    arms: Annotated[list[Arm], MinLen(1), "what is made of each pair"] = dataclasses.field(
+    arms: Annotated[list[Arm], MinLen(1), MaxLen(8), "what is made of each pair"] = dataclasses.field(
         default_factory=lambda: [*X_AND_E]
     )
     group: Annotated[GroupName, "test images are moved by all of its elements"] = "flop"
