@@ -31,7 +31,7 @@ CIFAR10 ?= build/cifar10-$(TRAIN_IMAGES)
 SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long clients lint timm-suite bench-layers bench-models results experiment-cifar10 wheel-check docs clean
+.PHONY: help demo test test-long clients lint timm-suite bench-layers bench-models results experiment-cifar10 experiment-rotations wheel-check docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -72,6 +72,9 @@ results: $(READY) ## measure what docs/results shows, add it there, and make the
 
 experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10.md (two hours)
 	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --report $(RESULTS)/cifar10.md
+
+experiment-rotations: $(READY) ## train small networks for several groups, test them in all orientations, write docs/results/rotations.md (half an hour)
+	@$(BIN)/flopping experiment rotations --data fashion-mnist -o build/experiment-rotations --no-compile --workers 0 --report $(RESULTS)/rotations.md
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench layers

@@ -6,9 +6,11 @@ import csv
 import io
 import json as json_module
 import sys
+from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,14 +20,15 @@ from rich.table import Table
 from rich.text import Text
 
 from flopping_cli.common import CTRL_C, OwnCode, Quiet, app, say
-from flopping_cli.train import Device
+from flopping_cli.train import Device, TestGroup, name_element
 
 if TYPE_CHECKING:
     from flopping.data.photos import Failed
     from flopping.deploy import Prediction
 
 COLUMNS = ("image", "rank", "label", "class", "probability", "logit")
-MIRROR_COLUMNS = ("mirror_same", "mirror_label", "mirror_difference")
+MOVED_COLUMNS = ("same", "label", "difference")
+"""Each with the name of an element before it."""
 
 
 class Format(str, Enum):
@@ -55,9 +58,13 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="So many classes of each image, the likeliest first.")] = 5,
     form: Annotated[Format | None, typer.Option("--format", help="What is printed; a table by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
-    check_mirror: Annotated[
-        bool, typer.Option("--check-mirror", help="Run the mirrored images, too, and say what they change.")
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", "--check-mirror", help="Run mirrored and turned images, too, and say what they change."
+        ),
     ] = False,
+    group: TestGroup = None,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
     code: OwnCode = None,
     img_size: Annotated[
@@ -76,18 +83,21 @@ def predict(
     Ctrl-C shows what is known by then, and the exit code is 130.
 
     Examples: flopping predict runs/e-vit-b photos/; flopping predict runs/e-vit-b "*.jpg" --top 1 --format csv;
-    find . -name "*.png" | flopping predict runs/e-vit-b - --json; flopping predict "E(ViT-S)" cat.jpg --check-mirror
+    find . -name "*.png" | flopping predict runs/e-vit-b - --json; flopping predict "E(ViT-S)" cat.jpg --check
     """
     from flopping.data.photos import MAX_PIXELS, Failed, find_photos, silence_pillow
     from flopping.deploy import open_classifier
     from flopping.deploy import predict as classify
     from flopping.errors import UsageError, pluralize
+    from flopping.groups import trivial
     from flopping.training.distributed import resolve_device
 
     console = Console(stderr=True)
     if json and form not in (None, Format.jsonl):
         raise UsageError(f"--json is --format jsonl, got --format {form.value} too")
-    results = _Results(Format.jsonl if json else form or Format.table, check_mirror, console)
+    if group is not None and not check:
+        raise UsageError(f"--group {group} says what --check runs: add --check")
+    results = _Results(Format.jsonl if json else form or Format.table, console)
     photos = []
     for photo in find_photos(images, sys.stdin.buffer):
         if isinstance(photo, Failed):
@@ -102,7 +112,12 @@ def predict(
     # rows that appear in the same terminal are progress enough
     silent = quiet or not console.is_terminal or (results.form is not Format.table and sys.stdout.isatty())
     columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    options = {"top": top, "batch": batch, "check_mirror": check_mirror, "max_pixels": max_pixels or MAX_PIXELS}
+    options = {
+        "top": top,
+        "batch": batch,
+        "check": classifier.group_to_test(group) if check else trivial,
+        "max_pixels": max_pixels or MAX_PIXELS,
+    }
     interrupted = False
     try:
         with (
@@ -129,39 +144,41 @@ class _Results:
     """Predictions on standard output: rows as they come, or a table at the end."""
 
     form: Format
-    check_mirror: bool
     console: Console
     kept: list[Prediction] = field(default_factory=list)
     """For the table."""
     count: int = 0
     failed: int = 0
-    same: int = 0
-    """How many mirror images have the same class."""
-    largest: tuple[float, str] = (0.0, "")
-    """The largest difference to a mirror image, and the image."""
+    same: Counter[str] = field(default_factory=Counter)
+    """How many images keep their class when an element moves them."""
+    largest: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """The largest difference that an element makes, and the image."""
 
     def fail(self, failure: Failed) -> None:
         self.failed += 1
         say(f"{shown(failure.name)}: {failure.reason}", self.console)
 
     def add(self, prediction: Prediction) -> None:
-        m = prediction.mirrored
-        if m is not None:
-            self.same += m.same
-            self.largest = max(self.largest, (m.difference, prediction.name))
+        for element, answer in prediction.moved.items():
+            self.same[element] += answer.same
+            difference = (answer.difference, prediction.name)
+            self.largest[element] = max(self.largest.get(element, difference), difference)
         classes = [(one.label, one.number, one.probability, one.logit) for one in prediction.top]
         if self.form is Format.table:
             self.kept.append(prediction)
         elif self.form is Format.jsonl:
             top = [dict(zip(COLUMNS[2:], one, strict=True)) for one in classes]
-            mirrored = {} if m is None else {"mirrored": asdict(m)}
-            self._write(json_module.dumps({"image": prediction.name, "top": top, **mirrored}) + "\n")
+            moved = {element: asdict(each) for element, each in prediction.moved.items()}
+            line = {"image": prediction.name, "top": top, **({"moved": moved} if moved else {})}
+            self._write(json_module.dumps(line) + "\n")
         else:
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
             if not self.count:
-                writer.writerow((*COLUMNS, *(MIRROR_COLUMNS if self.check_mirror else ())))
-            change = () if m is None else (str(m.same).lower(), m.label, m.difference)
+                more = (f"{element}_{column}" for element in prediction.moved for column in MOVED_COLUMNS)
+                writer.writerow((*COLUMNS, *more))
+            changes = ((str(each.same).lower(), each.label, each.difference) for each in prediction.moved.values())
+            change = tuple(chain.from_iterable(changes))
             writer.writerows((prediction.name, rank, *one, *change) for rank, one in enumerate(classes, 1))
             self._write(text.getvalue())
         self.count += 1
@@ -173,17 +190,16 @@ class _Results:
         sys.stdout.buffer.flush()
 
     def finish(self, quiet: bool) -> None:
-        """Print the table, and what mirroring changes: beside a table it is a result, beside rows a note."""
-        if self.kept:
-            _print_table(self.kept, self.check_mirror)
-        if self.check_mirror and self.count:
-            from flopping.errors import pluralize
+        """Print the table, and what each element changes: beside a table it is a result, beside rows a note."""
+        from flopping.errors import pluralize
 
-            difference, name = self.largest
+        if self.kept:
+            _print_table(self.kept)
+        for element, (difference, name) in self.largest.items():
             keep = "keeps its" if self.count == 1 else "keep their"
             text = (
-                f"Mirrored, {self.same} of {pluralize(self.count, 'image')} {keep} class; the logits differ by"
-                f" {difference:.1e} at most ({shown(name)})."
+                f"{name_element(element).capitalize()}, {self.same[element]} of {pluralize(self.count, 'image')} {keep}"
+                f" class; the logits differ by {difference:.1e} at most ({shown(name)})."
             )
             if self.form is Format.table:
                 typer.echo(text)
@@ -191,19 +207,18 @@ class _Results:
                 say(text, self.console)
 
 
-def _print_table(predictions: list[Prediction], check_mirror: bool) -> None:
+def _print_table(predictions: list[Prediction]) -> None:
     console = Console()
     table = Table("image", "class")
     table.add_column("probability", justify="right")
-    if check_mirror:
-        table.add_column("mirrored")
+    elements = list(predictions[0].moved)
+    if elements:
+        table.add_column("moved" if len(elements) > 1 else name_element(elements[0]))
     widest = 0
     for prediction in predictions:
-        m = prediction.mirrored
-        change = "" if m is None else f"{'same' if m.same else shown(m.label)}, {m.difference:.1e}"
         for rank, one in enumerate(prediction.top):
-            first = [shown(prediction.name), change] if rank == 0 else ["", ""]
-            cells = [first[0], shown(one.label), f"{one.probability:.1%}", *(first[1:] if check_mirror else [])]
+            first = [shown(prediction.name), _describe_changes(prediction)] if rank == 0 else ["", ""]
+            cells = [first[0], shown(one.label), f"{one.probability:.1%}", *(first[1:] if elements else [])]
             row = [Text(cell) for cell in cells]
             table.add_row(*row, end_section=rank == len(prediction.top) - 1 > 0)
             widest = max(widest, sum(text.cell_len for text in row))
@@ -212,6 +227,14 @@ def _print_table(predictions: list[Prediction], check_mirror: bool) -> None:
     for column in table.columns:
         column.overflow = "fold"
     console.print(table)
+
+
+def _describe_changes(prediction: Prediction) -> str:
+    """The other classes of the moved images, by the elements that lead to them, and the largest difference."""
+    moved = prediction.moved
+    others = [(name, shown(each.label)) for name, each in moved.items() if not each.same]
+    said = (f"{label} ({name})" if len(moved) > 1 else label for name, label in others)
+    return f"{', '.join(said) or 'same'}, {max((each.difference for each in moved.values()), default=0):.1e}"
 
 
 def shown(name: str) -> str:

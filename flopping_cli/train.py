@@ -55,6 +55,14 @@ MicroBatch = Annotated[
     int | None, typer.Option(min=1, help="Images that go through the network together; part of the result.")
 ]
 Compile = Annotated[bool, typer.Option(help="Compile the network.")]
+TestGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        help="Also test images moved by all elements of this group: flop, flip, rot180, flipflop, rot90 or octic; by"
+        " default the network's, and flop for an ordinary network.",
+    ),
+]
 
 
 def build_job(
@@ -116,6 +124,7 @@ def train(
     save_minutes: Annotated[float, typer.Option(min=0.0, help="Save after so many minutes, too.")] = 10.0,
     log_steps: Annotated[int, typer.Option(min=1, help="Steps per line of the log.")] = 10,
     test_epochs: Annotated[int, typer.Option(min=1, help="Epochs per test.")] = 1,
+    group: TestGroup = None,
     unreadable_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Stop when a larger share of the images can't be read.")
     ] = 0.01,
@@ -151,6 +160,7 @@ def train(
         save_minutes=save_minutes,
         log_steps=log_steps,
         test_epochs=test_epochs,
+        group=group,
         unreadable_share=unreadable_share,
     )
     with report_end(console, output):
@@ -180,16 +190,26 @@ def name_network(model: str) -> str:
     return registered if paper is None else f"{paper} ({registered})"
 
 
-def show_accuracy(what: str, images: str, found: Accuracy) -> None:
-    """A result in words."""
+def count_changed(number: int) -> str:
     from flopping.errors import pluralize
 
+    return f"{pluralize(number, 'image')} {'gets' if number == 1 else 'get'} another class"
+
+
+def show_accuracy(what: str, images: str, found: Accuracy) -> None:
+    """A result in words."""
     typer.echo(f"{what} on {found.images} {images}:")
     top5 = "" if found.top5 is None else f", top-5 {found.top5:.2f} %"
     typer.echo(f"  top-1 {found.top1:.2f} %{top5}")
-    if found.mirrored_top1 is not None:
-        changed = f"{pluralize(found.changed or 0, 'image')} {'gets' if found.changed == 1 else 'get'} another class"
-        typer.echo(f"  mirrored: top-1 {found.mirrored_top1:.2f} %; {changed}")
+    for element, moved in found.moved.items():
+        typer.echo(f"  {name_element(element)}: top-1 {moved.top1:.2f} %; {count_changed(moved.changed)}")
+    if len(found.moved) > 1:
+        typer.echo(f"  {count_changed(found.changed or 0)} from at least one element")
+
+
+def name_element(element: str) -> str:
+    """An element of a group, as results call it."""
+    return "mirrored" if element == "flop" else element
 
 
 @contextmanager
@@ -233,7 +253,8 @@ def evaluate(
     target: Annotated[str, typer.Argument(help="A run, one of its checkpoints, or a folder that timm's models save.")],
     data: Data = "",
     root: Root = None,
-    mirror: Annotated[bool, typer.Option(help="Test mirrored images, too.")] = True,
+    mirror: Annotated[bool, typer.Option(help="Test images that are mirrored or turned, too.")] = True,
+    group: TestGroup = None,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
     code: OwnCode = None,
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 100,
@@ -242,9 +263,12 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Test a trained network: accuracy on the test images, and on their mirror images. Under torchrun, on all ranks.
+    """Test a trained network: accuracy on the test images, also mirrored and turned. Under torchrun, on all ranks.
 
-    Examples: flopping eval runs/e-vit-b --data imagenet/; flopping eval runs/e-vit-b/last --data imagenet/ --json
+    The images are moved by all elements of the network's group; those of an ordinary network are mirrored.
+
+    Examples: flopping eval runs/e-vit-b --data imagenet/; flopping eval runs/e-vit-b/last --data imagenet/ --json;
+    flopping eval runs/vit-b --data imagenet/ --group octic
     """
     from rich.progress import Progress
 
@@ -254,13 +278,16 @@ def evaluate(
 
     if not data:
         raise UsageError("--data says where the images are: a folder with val/ in it, or fashion-mnist")
+    if group is not None and not mirror:
+        raise UsageError(f"--no-mirror tests no moved images, and --group {group} asks for them: leave one of them out")
     workers = default_workers() if workers is None else workers
     try:
         with Progress(console=progress_console(quiet or not is_rank0()), transient=True) as bar:
             task = bar.add_task("testing", total=None)
             found = evaluate_checkpoint(
                 *(Path(target), data, root, device, workers, batch),
-                mirror=mirror,
+                move=mirror,
+                group=group,
                 average=average,
                 code=code,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),

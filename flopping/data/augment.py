@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,18 @@ from timm.data.transforms import MaybePILToTensor
 from torch import Tensor
 
 from flopping.data.decode import mode_of
+from flopping.groups import Group, trivial
 
+_PILLOW = {
+    "rot90": Image.Transpose.ROTATE_90,
+    "rot180": Image.Transpose.ROTATE_180,
+    "rot270": Image.Transpose.ROTATE_270,
+    "flop": Image.Transpose.FLIP_LEFT_RIGHT,
+    "flip": Image.Transpose.FLIP_TOP_BOTTOM,
+    "transpose": Image.Transpose.TRANSPOSE,
+    "antitranspose": Image.Transpose.TRANSVERSE,
+}
+"""Pillow's names of the symmetries."""
 Transformed = Image.Image | Tensor
 Transform = Callable[[Image.Image], Transformed]
 
@@ -41,6 +53,7 @@ def create_training_transform(
     crop_scale: float,
     flip: float,
     interpolation: str,
+    symmetry: Group = trivial,
     color_jitter: float | None = None,
     augment: str | None = None,
     erase: float = 0.0,
@@ -65,6 +78,8 @@ def create_training_transform(
         re_mode="pixel",
         normalize=erase > 0,
     )
+    if symmetry.order > 1:
+        transform.transforms.insert(0, RandomSymmetry(symmetry))
     return _without_tensors(replace_posterize(transform))
 
 
@@ -93,6 +108,28 @@ def _without_tensors(transform: Any) -> Transform:
         transform.transforms.pop()
     found: Transform = transform
     return found
+
+
+class RandomSymmetry:
+    """Move an image by a random element of a group, each with the same probability."""
+
+    def __init__(self, group: Group) -> None:
+        self.elements = group.elements
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return move_image(image, random.choice(self.elements))
+
+
+def move_image(image: Image.Image, element: str) -> Image.Image:
+    """An image moved by a symmetry of the square, as the symmetry moves a tensor.
+
+    >>> from flopping.groups.symmetries import SYMMETRIES
+    >>> image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    >>> moved = {name: torch.tensor(np.array(move_image(image, name))) for name in SYMMETRIES}
+    >>> all(torch.equal(moved[name], move(torch.tensor(np.array(image)))) for name, move in SYMMETRIES.items())
+    True
+    """
+    return image if element == "identity" else image.transpose(_PILLOW[element])
 
 
 def posterize(image: Image.Image, bits: int, **more: Any) -> Image.Image:

@@ -3,7 +3,7 @@
 from flopping.deploy.classifier import Classifier, open_classifier
 from flopping.deploy.exporter import Checked, CheckFailedError, Exported, ExportError, export
 from flopping.deploy.formats import FORMATS, Format
-from flopping.deploy.prediction import Mirrored, Prediction, Ranked, predict
+from flopping.deploy.prediction import Moved, Prediction, Ranked, predict
 
 __all__ = [
     "FORMATS",
@@ -13,7 +13,7 @@ __all__ = [
     "ExportError",
     "Exported",
     "Format",
-    "Mirrored",
+    "Moved",
     "Prediction",
     "Ranked",
     "export",

@@ -16,9 +16,16 @@ from torch import Tensor, nn
 from flopping.data.augment import Normalisation, Preparation, Transformed, stack_images
 from flopping.data.decode import convert_image
 from flopping.errors import UsageError, as_usage_error
+from flopping.groups import Group
 from flopping.models import targets
 from flopping.models.zoo import registered_name
-from flopping.training.networks import load_timm_pretrained, normalisation_of, open_checkpoint, preparation_of
+from flopping.training.networks import (
+    group_to_test,
+    load_timm_pretrained,
+    normalisation_of,
+    open_checkpoint,
+    preparation_of,
+)
 
 CPU = torch.device("cpu")
 SEED = 0
@@ -46,6 +53,15 @@ class Classifier:
     @property
     def device(self) -> torch.device:
         return self.preparation.device
+
+    @property
+    def group(self) -> Group:
+        """The group of its first layers, whatever follows; flop for an ordinary network."""
+        return self.group_to_test(None)
+
+    def group_to_test(self, asked: str | None) -> Group:
+        """The group that is asked for, or its own; refused if images of this size have not all of its elements."""
+        return group_to_test(self.model, asked, self.input_size[1:])
 
     @property
     def normalisation(self) -> Normalisation:

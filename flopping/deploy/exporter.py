@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from flopping.deploy.classifier import Classifier, open_classifier
 from flopping.deploy.formats import Run, find_format, require_valid_request
 from flopping.files import atomic_write, atomic_write_folder
+from flopping.groups import flop
 from flopping.models.backbone import Backbone
 from flopping.testing import relative_error
-from flopping.training.networks import ignores_mirroring, normalisation_of
+from flopping.training.networks import ignores, normalisation_of
 
 TOLERANCE = 1e-4
 """The largest difference of two logits, as a share of the largest logit, that rounding may account for."""
@@ -126,7 +127,7 @@ def check(run: Run, model: nn.Module, batches: Sequence[Tensor]) -> Checked:
         mirrored = images.flip(-1)
         (logits, wanted), (mirrored_logits, mirrored_wanted) = ((run(x), model(x)) for x in (images, mirrored))
         if isinstance(model, Backbone):
-            expected = ignores_mirroring(model)
+            expected = ignores(model, flop)
         else:  # a network that isn't ours has the property if it has it here
             expected = expected and relative_error(mirrored_wanted, wanted) < TOLERANCE / 10
         difference = max(difference, relative_error(logits, wanted), relative_error(mirrored_logits, mirrored_wanted))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from flopping.data.augment import Transformed
 from flopping.data.photos import MAX_PIXELS, Failed, Photo, UnreadableError, read_photo
 from flopping.deploy.classifier import Classifier
 from flopping.errors import UsageError
+from flopping.groups import Group, trivial
 from flopping.machine import usable_cores
 from flopping.models.fuse import fuse
 
@@ -39,8 +40,8 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class Mirrored:
-    """What the network says about the mirror image."""
+class Moved:
+    """What the network says about the image moved by an element of a group."""
 
     same: bool
     """Whether its class is the same."""
@@ -56,7 +57,8 @@ class Prediction:
     name: str
     top: tuple[Ranked, ...]
     """The classes with the highest probabilities, the highest first."""
-    mirrored: Mirrored | None = None
+    moved: dict[str, Moved] = field(default_factory=dict)
+    """By the names of the group's elements but the identity."""
 
 
 def predict(
@@ -65,13 +67,14 @@ def predict(
     *,
     top: int = 5,
     batch: int = 32,
-    check_mirror: bool = False,
+    check: Group = trivial,
     max_pixels: int = MAX_PIXELS,
 ) -> Generator[Prediction | Failed, None, None]:
     """The `top` classes of each photo, or why it can't be used, in the order of the photos.
 
-    A `Failed` of `find_photos` is passed on. Threads read the next photos while the network works on a batch. With
-    `check_mirror` the network also sees the mirror images of exactly the pixels it saw.
+    A `Failed` of `find_photos` is passed on. Threads read the next photos while the network works on a batch. The
+    network also sees exactly the pixels it saw moved by the elements of the group `check`: `flop` for mirror images,
+    `classifier.group` for all that the network knows.
     """
     for name, value in (("top", top), ("batch", batch), ("max_pixels", max_pixels)):
         if value < 1:
@@ -81,15 +84,13 @@ def predict(
         while found := list(islice(read, batch)):
             images = [image for _, image in found if not isinstance(image, Failed)]
             x = classifier.batch(images) if images else None
-            logits, mirrored = (
-                _logits(classifier, x),
-                _logits(classifier, x.flip(-1) if check_mirror and x is not None else None),
-            )
+            logits = [_logits(classifier, check.act(g, x)) for g in range(check.order)] if x is not None else []
+            rows = zip(*logits, strict=True)
             for name, image in found:
                 if isinstance(image, Failed):
                     yield image
                 else:
-                    yield _rank(name, classifier.labels, next(logits), next(mirrored, None), top)
+                    yield _rank(name, classifier.labels, check.elements, next(rows), top)
 
 
 def _read_ahead(
@@ -125,24 +126,25 @@ def _read_ahead(
         readers.shutdown(cancel_futures=True)
 
 
-def _rank(name: str, labels: tuple[str, ...], row: Tensor, mirrored: Tensor | None, top: int) -> Prediction | Failed:
-    """A prediction from the logits of an image, and of its mirror image."""
-    if not (row.isfinite().all() and (mirrored is None or mirrored.isfinite().all())):
+def _rank(
+    name: str, labels: tuple[str, ...], elements: Sequence[str], rows: Sequence[Tensor], top: int
+) -> Prediction | Failed:
+    """A prediction from the logits of an image, moved by each element of a group: the first is the identity."""
+    if not all(row.isfinite().all() for row in rows):
         return Failed(name, "the network's answer is not finite: its weights are broken, or still are random")
+    row = rows[0]
     best = row.topk(min(top, len(labels)))
     columns = zip(best.indices.tolist(), row.softmax(0)[best.indices].tolist(), best.values.tolist(), strict=True)
     ranked = tuple(Ranked(labels[number], number, share, logit) for number, share, logit in columns)
-    if mirrored is None:
-        return Prediction(name, ranked)
-    first = int(mirrored.argmax())
-    same, difference = first == ranked[0].number, (row - mirrored).abs().max().item()
-    return Prediction(name, ranked, Mirrored(same, labels[first], difference))
+    moved = {}
+    for element, other in zip(elements[1:], rows[1:], strict=True):
+        first = int(other.argmax())
+        moved[element] = Moved(first == ranked[0].number, labels[first], (row - other).abs().max().item())
+    return Prediction(name, ranked, moved)
 
 
-def _logits(classifier: Classifier, x: Tensor | None) -> Iterator[Tensor]:
+def _logits(classifier: Classifier, x: Tensor) -> Tensor:
     """Rows of logits, on the CPU."""
-    if x is None:
-        return iter(())
     try:
         with torch.inference_mode():
             logits: Tensor = classifier.model(x)
@@ -156,4 +158,4 @@ def _logits(classifier: Classifier, x: Tensor | None) -> Iterator[Tensor]:
     if logits.shape != (len(x), len(classifier.labels)):
         wanted = (len(x), len(classifier.labels))
         raise UsageError(f"{classifier.name!r} gives logits of {tuple(logits.shape)}, and not {wanted}")
-    return iter(logits.float().cpu())
+    return logits.float().cpu()

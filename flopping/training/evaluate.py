@@ -1,15 +1,16 @@
-"""Accuracy on test images and on their mirror images; images that can't be read, on which all ranks have to agree."""
+"""Accuracy on test images, also mirrored and turned; images that can't be read, on which all ranks have to agree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.markup import escape
+from timm.data import resolve_model_data_config
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -18,8 +19,18 @@ from flopping.data.batches import PADDING, Batch, detect_lost_workers, read_eval
 from flopping.data.datasets import open_dataset
 from flopping.data.images import ImageDataset
 from flopping.errors import RunStoppedError, StopRequested, UnreadableDataError, UsageError, pluralize, shorten
+from flopping.groups import Group, trivial
 from flopping.training.distributed import World, init_world
-from flopping.training.networks import open_checkpoint, preparation_of
+from flopping.training.networks import group_to_test, open_checkpoint, preparation_of
+
+
+@dataclass(frozen=True)
+class MovedAccuracy:
+    """The result for images that are moved by one element of a group."""
+
+    top1: float
+    changed: int
+    """How many images are classified otherwise than before they were moved."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +42,22 @@ class Accuracy:
     loss: float
     top5: float | None = None
     """None for networks with at most five classes."""
-    mirrored_top1: float | None = None
-    """The same for mirrored images."""
     changed: int | None = None
-    """How many images are classified otherwise when they are mirrored."""
+    """How many images some element of a group changes the class of."""
+    moved: dict[str, MovedAccuracy] = field(default_factory=dict)
+    """By the names of the group's elements but the identity."""
 
-    def as_dict(self) -> dict[str, float | int]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value not in (None, {})}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Accuracy:
+        """What `as_dict` gave, in this version or in older ones, which know mirrored images alone."""
+        values = dict(values)
+        moved = values.pop("moved", {})
+        if "mirrored_top1" in values:
+            moved = {"flop": {"top1": values.pop("mirrored_top1"), "changed": values["changed"]}}
+        return cls(**values, moved={name: MovedAccuracy(**each) for name, each in moved.items()})
 
 
 def accuracy(
@@ -47,12 +67,16 @@ def accuracy(
     precision: Callable[[], AbstractContextManager[object]],
     *,
     dtype: torch.dtype = torch.float32,
-    mirror: bool = False,
+    group: Group = trivial,
     each: Callable[[Batch], None] = lambda _: None,
 ) -> Accuracy:
-    """Count right answers over all processes; images without a class (below 0) only fill a batch."""
-    # images, top-1, top-5, loss, mirrored top-1, changed: added up on the device, which is waited for at the end only
-    totals = torch.zeros(6, dtype=torch.float64, device=world.device)
+    """Count right answers over all processes, for images and for images moved by each element of a group.
+
+    Images without a class (below 0) only fill a batch.
+    """
+    # images, top-1, top-5, loss, changed, then top-1 and changed for each element but the identity: added up on the
+    # device, which is waited for at the end only
+    totals = torch.zeros(3 + 2 * group.order, dtype=torch.float64, device=world.device)
     classes = 0
     with torch.no_grad():
         for batch in batches:
@@ -66,13 +90,18 @@ def accuracy(
             hits = best == labels[:, None]
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
             counts = [counted.sum(), hits[:, 0].sum(), hits.sum(), loss]
-            if mirror:
-                with precision():
-                    other = forward(x.flip(-1)).argmax(1)
-                counts += [(other == labels).sum(), ((other != best[:, 0]) & counted).sum()]
-            totals[: len(counts)] += torch.stack([count.double() for count in counts])
+            any_changed = torch.zeros_like(counted)
+            for_elements = []
+            for element in range(1, group.order):
+                with precision():  # contiguous, because compiled code is made for one order of strides
+                    other = forward(group.act(element, x).contiguous()).argmax(1)
+                changed = (other != best[:, 0]) & counted
+                any_changed |= changed
+                for_elements += [(other == labels).sum(), changed.sum()]
+            counts += [any_changed.sum(), *for_elements]
+            totals += torch.stack([count.double() for count in counts])
             each(batch)
-    total, right, among, loss_sum, mirrored, changed = world.all_reduce(totals.tolist())
+    total, right, among, loss_sum, changed_sum, *sums = world.all_reduce(totals.tolist())
     if not total:
         raise UnreadableDataError("not one test image could be read: is the folder of test images the right one?")
     return Accuracy(
@@ -80,8 +109,11 @@ def accuracy(
         100 * right / total,
         loss_sum / total,
         100 * among / total if classes > 5 else None,
-        100 * mirrored / total if mirror else None,
-        int(changed) if mirror else None,
+        int(changed_sum) if group.order > 1 else None,
+        {
+            name: MovedAccuracy(100 * rights / total, int(changes))
+            for name, rights, changes in zip(group.elements[1:], sums[::2], sums[1::2], strict=True)
+        },
     )
 
 
@@ -107,14 +139,16 @@ def evaluate_checkpoint(
     workers: int,
     batch_size: int,
     *,
-    mirror: bool,
+    move: bool,
+    group: str | None,
     average: bool,
     code: str | None = None,
     progress: Callable[[int, int], object],
 ) -> Evaluation:
     """Accuracy of a trained network on the test images of a data set, over all ranks if `torchrun` started them.
 
-    `progress` is called with the number of images that are done.
+    With `move` it is also tested on images that are moved by the elements of a group: the one that is named, or the
+    network's own, or flop for an ordinary network. `progress` is called with the number of images that are done.
     """
     with init_world(device) as world, world.detect_lost_peers():
         with world.raise_on_all_ranks():
@@ -123,6 +157,8 @@ def evaluate_checkpoint(
             source = open_dataset(data, "test", root)
             labels = _labels(config, folder, source.classes, data)
             preparation = preparation_of(model, world.device)
+            size = resolve_model_data_config(model)["input_size"][1:]
+            moving = group_to_test(model, group, size) if move else trivial
             loader = read_evaluation_batches(source, preparation, batch_size, workers, world.rank, world.size)
         unreadable: set[int] = set()
         done = 0
@@ -136,7 +172,7 @@ def evaluate_checkpoint(
         batches = stop_on_all_ranks(loader, world, lambda: False)
         named = (Batch(batch.images, labels[batch.labels], batch.unreadable) for batch in batches)
         with detect_lost_workers(workers):
-            found = accuracy(model, named, world, nullcontext, dtype=torch.float32, mirror=mirror, each=report)
+            found = accuracy(model, named, world, nullcontext, dtype=torch.float32, group=moving, each=report)
         lost = sorted(set().union(*world.all_gather_object(unreadable)))
     is_best = (folder.parent.parent / "best").resolve() == folder
     return Evaluation(

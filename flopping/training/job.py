@@ -103,6 +103,8 @@ class RunOptions:
     log_steps: int = 10
     test_epochs: int = 1
     test_batch: int = 100
+    group: str | None = None
+    """The last test also moves the images by the elements of this group; None for the network's own."""
     unreadable_share: float = 0.01
     """The run stops when more than this share of the training images can't be read."""
 

@@ -25,26 +25,44 @@ from flopping.data.augment import Normalisation, Preparation, create_eval_transf
 from flopping.data.order import derive_seed, seed_generators
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import require_regular
-from flopping.groups.symmetries import SYMMETRIES
+from flopping.groups import Group, flop, get_group
 from flopping.models import targets
 from flopping.models.backbone import Backbone
 from flopping.models.blocks import find_blocks
 from flopping.models.weights import load_weights
 from flopping.models.zoo import ZOO, paper_names, registered_name
 from flopping.nn import DropPath as EquivariantDropPath
+from flopping.testing import group_of
 from flopping.training.checkpoint import AVERAGE, MANIFEST, read_manifest
 from flopping.training.recipe import Recipe
 
 
-def ignores_mirroring(model: nn.Module) -> bool:
-    """Whether a mirrored image gives the same logits by construction: E(X) and I(X), but not H(X) and X.
+def ignores(model: nn.Module, group: Group) -> bool:
+    """Whether an image moved by any element of a group has the same logits by construction.
 
-    >>> ignores_mirroring(timm.create_model("deit3_flop_test_patch16_64"))
+    E(X) and I(X) ignore their group, H(X) and X see it.
+
+    >>> ignores(timm.create_model("deit3_flop_test_patch16_64"), flop)
     True
-    >>> ignores_mirroring(timm.create_model("deit3_flop_hybrid_test_patch16_64"))
+    >>> ignores(timm.create_model("deit3_flop_hybrid_test_patch16_64"), flop)
     False
     """
-    return isinstance(model, Backbone) and SYMMETRIES["flop"] in model.layouts[-1].group.symmetries
+    return isinstance(model, Backbone) and {*group.symmetries} <= {*model.layouts[-1].group.symmetries}
+
+
+def group_to_test(model: nn.Module, asked: str | None, size: tuple[int, int]) -> Group:
+    """The group whose elements move the images of a test: the one asked for, or the network's, or flop.
+
+    H(X) is tested with the group of its first blocks. `size` is height and width of the images.
+    """
+    own = group_of(model)
+    group = get_group(asked) if asked is not None else own if own is not None and len(own.symmetries) > 1 else flop
+    if group.swaps_axes and size[0] != size[1]:
+        raise UsageError(
+            f"{group} has elements that swap rows and columns, as {group.elements[1]}: it needs square images, got"
+            f" {size[0]} x {size[1]}. flop, flip, rot180 and flipflop take any size"
+        )
+    return group
 
 
 def build(recipe: Recipe, name: str, classes: int) -> nn.Module:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 Family = Literal["ViT", "ResMLP", "ConvNeXt"]
+GroupName = Literal["flop", "flip", "rot180", "flipflop", "rot90", "octic"]
 Count = Annotated[int, Interval(ge=1)]
 Positive = Annotated[float, Interval(gt=0)]
 NotNegative = Annotated[float, Interval(ge=0)]
@@ -175,6 +176,11 @@ class Recipe:
     ] = None
     crop_scale: Annotated[PositiveShare, "smallest share of the image's area that a random crop keeps"] = 0.08
     flip: Annotated[Share, "probability of mirroring an image; skipped where mirroring changes nothing"] = 0.5
+    symmetry: Annotated[
+        GroupName | None,
+        "images are moved by a random element of this group (flop, flip, rot180, flipflop, rot90, octic); skipped where"
+        " no element changes anything",
+    ] = None
     erase: Annotated[Share, "probability of random erasing"] = 0.0
     mixup: Annotated[NotNegative, "alpha of mixup"] = 0.0
     cutmix: Annotated[NotNegative, "alpha of CutMix"] = 0.0

@@ -37,6 +37,7 @@ from flopping.errors import (
     shorten,
 )
 from flopping.files import remedy
+from flopping.groups import flop, get_group, trivial
 from flopping.models.weights import fit_weights
 from flopping.training.checkpoint import Checkpoint, CheckpointManager
 from flopping.training.distributed import StopSignals, World
@@ -46,7 +47,8 @@ from flopping.training.learner import Learner
 from flopping.training.networks import (
     build,
     create_config,
-    ignores_mirroring,
+    group_to_test,
+    ignores,
     normalisation,
     read_initial_classes,
     read_initial_weights,
@@ -80,14 +82,19 @@ class Trainer:
             self.sampler = MicroBatchSampler(self.order, world.rank, world.size)
             self.steps = self.order.steps * recipe.epochs
             model, source = self._build(len(train.classes))
+            self.test_group = group_to_test(model, machine.group, (recipe.img_size, recipe.img_size))
         compiled, shard = machine.compile, machine.shard
         self.learner = Learner(model, recipe, self.sampler, world, shard=shard, compiled=compiled, source=source)
         self.model, self.dtype = model, self.learner.dtype
-        self.flip = 0.0 if ignores_mirroring(model) else recipe.flip
+        self.flip = 0.0 if ignores(model, flop) else recipe.flip
+        moving = get_group(recipe.symmetry or trivial)
+        self.symmetry = trivial if ignores(model, moving) else moving
         self.normal = normalisation(recipe, model)
         fields = ("img_size", "crop_scale", "color_jitter", "augment", "interpolation", "erase")
         chosen = {name: getattr(recipe, name) for name in fields}
-        preparation = self._preparation(create_training_transform(self.normal, flip=self.flip, **chosen))
+        preparation = self._preparation(
+            create_training_transform(self.normal, flip=self.flip, symmetry=self.symmetry, **chosen)
+        )
         self.source = DataSource(train, preparation, self.sampler, machine.workers)
         self.config = create_config(model, job.model, recipe, self.normal, train.classes)
         self.manager = CheckpointManager(folder)
@@ -254,7 +261,7 @@ class Trainer:
         return result
 
     def _test(self) -> Accuracy:
-        """Accuracy on the test images; with mirrored ones at the end of the run."""
+        """Accuracy on the test images; at the end of the run also mirrored and turned."""
         self.model.eval()
         self.unreadable.tests.clear()
         transform = create_eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
@@ -268,7 +275,7 @@ class Trainer:
                 self.world,
                 self.learner.precision,
                 dtype=self.dtype,
-                mirror=self.progress.step == self.steps,
+                group=self.test_group if self.progress.step == self.steps else trivial,
                 each=lambda batch: self.unreadable.tests.update(batch.unreadable),
             )
         finally:
@@ -395,11 +402,16 @@ class Trainer:
             f" {pluralize(order.steps, 'step')}; batch"
             f" {order.batch_size} ({each})"
         )
+        mixed = " before they are mixed" if recipe.mixes else ""
         if recipe.flip and not self.flip:
-            mixed = " before they are mixed" if recipe.mixes else ""
             self.log.say(
                 "Mirroring an image changes neither loss nor gradients of this network, so images are not mirrored at"
                 f" random{mixed}."
+            )
+        if recipe.symmetry and self.symmetry == trivial:
+            self.log.say(
+                f"No element of {recipe.symmetry} changes loss or gradients of this network, so images are not moved"
+                f" at random{mixed}."
             )
         if self.progress.step:
             self.log.say(f"Resumed after step {self.progress.step} of {self.steps}.")

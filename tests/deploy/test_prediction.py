@@ -23,20 +23,22 @@ from typer.testing import CliRunner
 from flopping.data.photos import Failed, Photo
 from flopping.deploy import Classifier, Prediction, open_classifier, predict
 from flopping.errors import UsageError
+from flopping.groups import Group, flop, get_group, octic
 from flopping_cli import app
-from flopping_cli.predict import COLUMNS, MIRROR_COLUMNS, shown
+from flopping_cli.predict import COLUMNS, MOVED_COLUMNS, shown
 
 CLASSES = ["cat", "dög", "[red]cow", 'a "quoted", name']
-EQUIVARIANT, ORDINARY = "convnext_flop_iso_test", "convnext_iso_test"
+EQUIVARIANT, ORDINARY, OCTIC = "convnext_flop_iso_test", "convnext_iso_test", "octic"
 
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An equivariant and an ordinary network with large weights, in folders as timm's models save."""
+    """Equivariant networks and an ordinary one with large weights, in folders as timm's models save."""
     root = tmp_path_factory.mktemp("networks")
     for name in (EQUIVARIANT, ORDINARY):
         save_network(root / name, name, CLASSES, depths=[1])
-    return {name: root / name for name in (EQUIVARIANT, ORDINARY)}
+    save_network(root / OCTIC, TINY, CLASSES, group="octic", depth=1)
+    return {name: root / name for name in (EQUIVARIANT, ORDINARY, OCTIC)}
 
 
 @pytest.fixture(scope="module")
@@ -93,24 +95,25 @@ def test_all_odd_photos_in_one_command(odd: Path, ordinary: Path, monkeypatch: p
     assert f"{len(good)} images were classified; {len(ODD) - len(good)} could not be used" in ended.err
 
 
-@pytest.mark.parametrize("batch", [1, 3, 7])
-def test_predictions_are_the_networks_own(batch: int, photos: Path, network: Classifier) -> None:
-    """Against logits that are computed by hand; the mirror image is that of the network's input."""
+@pytest.mark.parametrize(("batch", "group"), [(1, flop), (3, octic), (7, flop)])
+def test_predictions_are_the_networks_own(batch: int, group: Group, photos: Path, network: Classifier) -> None:
+    """Against logits that are computed by hand; moved is the network's input."""
     paths = sorted(photos.iterdir())
     x = network.prepare([Image.open(path) for path in paths])
     with torch.no_grad():
-        logits, mirrored = network.model(x), network.model(x.flip(-1))
-    found = predictions(network, paths, check_mirror=True, batch=batch)
+        logits, *moved = (network.model(group.act(element, x)) for element in range(group.order))
+    found = predictions(network, paths, check=group, batch=batch)
     assert [one.name for one in found] == [str(path) for path in paths]
-    for row, other, one in zip(logits, mirrored, found, strict=True):
+    for row, others, one in zip(logits, zip(*moved, strict=True), found, strict=True):
         order = row.argsort(descending=True).tolist()
         assert [(ranked.number, ranked.label) for ranked in one.top] == [(n, CLASSES[n]) for n in order]
         assert [ranked.logit for ranked in one.top] == pytest.approx(row[order].tolist(), abs=1e-4)
         assert [ranked.probability for ranked in one.top] == pytest.approx(row.softmax(0)[order].tolist(), abs=1e-5)
-        assert one.mirrored is not None
-        assert one.mirrored.difference == pytest.approx(float((row - other).abs().max()), abs=1e-4)
-        assert one.mirrored.label == CLASSES[int(other.argmax())]
-        assert one.mirrored.same == (int(other.argmax()) == order[0])
+        assert [*one.moved] == [*group.elements[1:]]
+        for other, said in zip(others, one.moved.values(), strict=True):
+            assert said.difference == pytest.approx(float((row - other).abs().max()), abs=1e-4)
+            assert said.label == CLASSES[int(other.argmax())]
+            assert said.same == (int(other.argmax()) == order[0])
 
 
 def test_unreadable_ones_keep_their_places(photos: Path, network: Classifier) -> None:
@@ -145,13 +148,26 @@ def test_numbers_below_one(name: str, network: Classifier) -> None:
         list(predict(network, [], **{name: 0}))
 
 
-@pytest.mark.parametrize("name", [EQUIVARIANT, ORDINARY])
-def test_mirror_images(name: str, photos: Path, networks: dict[str, Path]) -> None:
-    ended = classify(networks[name], photos, "--json", "--check-mirror")
-    found = [line["mirrored"] for line in lines(ended)]
-    worst, same = max(one["difference"] for one in found), sum(one["same"] for one in found)
-    assert f"Mirrored, {same} of 7 images keep their class; the logits differ by {worst:.1e} at most (" in ended.err
-    assert (worst < 1e-4 and same == 7) if name == EQUIVARIANT else worst > 0.1
+@pytest.mark.parametrize(
+    ("name", "options", "group"),
+    [
+        (EQUIVARIANT, "--check-mirror", "flop"),
+        (ORDINARY, "--check", "flop"),
+        (OCTIC, "--check", "octic"),
+        (EQUIVARIANT, "--check --group rot90", "rot90"),
+    ],
+)
+def test_moved_images(name: str, options: str, group: str, photos: Path, networks: dict[str, Path]) -> None:
+    """By all elements of the network's group, or of the one that is named."""
+    ended = classify(networks[name], photos, "--json", *options.split())
+    found = [line["moved"] for line in lines(ended)]
+    for element in get_group(group).elements[1:]:
+        ones = [line.pop(element) for line in found]
+        worst, same = max(one["difference"] for one in ones), sum(one["same"] for one in ones)
+        said = "Mirrored" if element == "flop" else element.capitalize()
+        assert f"{said}, {same} of 7 images keep their class; the logits differ by {worst:.1e} at most (" in ended.err
+        assert (worst < 1e-4 and same == 7) if group == {EQUIVARIANT: "flop"}.get(name, name) else worst > 0.1
+    assert not any(found)
 
 
 def test_a_trained_run(small_run: Path, images: Path) -> None:
@@ -160,15 +176,17 @@ def test_a_trained_run(small_run: Path, images: Path) -> None:
     found = lines(ended)
     assert len(found) == 12
     assert sum(Path(line["image"]).parent.name == line["top"][0]["label"] for line in found) > 8
-    assert all(line["mirrored"]["same"] and line["mirrored"]["difference"] < 1e-4 for line in found)
+    assert all(line["moved"]["flop"]["same"] and line["moved"]["flop"]["difference"] < 1e-4 for line in found)
     assert all(len(line["top"]) == 1 for line in found)
     assert "no trained weights" not in ended.err
 
 
 def test_formats_agree(photos: Path, ordinary: Path) -> None:
-    ends = [classify(ordinary, photos, "--check-mirror", "--format", form) for form in ("jsonl", "csv", "table")]
+    options = ("--check", "--group", "flipflop", "--format")
+    ends = [classify(ordinary, photos, *options, form) for form in ("jsonl", "csv", "table")]
     objects, rows = lines(ends[0]), list(csv.DictReader(io.StringIO(ends[1].out)))
-    assert list(rows[0]) == [*COLUMNS, *MIRROR_COLUMNS]
+    elements = get_group("flipflop").elements[1:]
+    assert list(rows[0]) == [*COLUMNS, *(f"{name}_{column}" for name in elements for column in MOVED_COLUMNS)]
     ranked = [(one, rank, top) for one in objects for rank, top in enumerate(one["top"], 1)]
     assert len(rows) == len(ranked) == 7 * len(CLASSES)
     for row, (one, rank, top) in zip(rows, ranked, strict=True):
@@ -176,13 +194,16 @@ def test_formats_agree(photos: Path, ordinary: Path) -> None:
         assert (row["label"], int(row["class"])) == (top["label"], top["class"])
         assert float(row["probability"]) == pytest.approx(top["probability"])
         assert float(row["logit"]) == pytest.approx(top["logit"])
-        assert json.loads(row["mirror_same"]) == one["mirrored"]["same"]
-        assert row["mirror_label"] == one["mirrored"]["label"]
-        assert float(row["mirror_difference"]) == pytest.approx(one["mirrored"]["difference"])
+        for name in elements:
+            assert json.loads(row[f"{name}_same"]) == one["moved"][name]["same"]
+            assert row[f"{name}_label"] == one["moved"][name]["label"]
+            assert float(row[f"{name}_difference"]) == pytest.approx(one["moved"][name]["difference"])
     for one in objects:
         line = next(line for line in ends[2].out.splitlines() if one["image"] in line)
         best = one["top"][0]
-        for text in (best["label"], f"{best['probability']:.1%}", f"{one['mirrored']['difference']:.1e}"):
+        largest = max(each["difference"] for each in one["moved"].values())
+        changed = [f"{each['label']} ({name})" for name, each in one["moved"].items() if not each["same"]]
+        for text in (best["label"], f"{best['probability']:.1%}", f"{largest:.1e}", *changed):
             assert text in line
     assert "images keep their class" in ends[2].out
     plain = classify(ordinary, photos / "0.png", "--format", "csv").out
@@ -242,12 +263,20 @@ def test_exit_codes(photos: Path, ordinary: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["--top 0", "--device banana", "--format xml", "--json --format csv"],
+    ["--top 0", "--device banana", "--format xml", "--json --format csv", "--group octic", "--check --group banana"],
 )
 def test_options_that_are_refused(wrong: str, photos: Path, ordinary: Path) -> None:
     ended = classify(ordinary, photos / "0.png", *wrong.split())
     assert (ended.code, ended.out) == (2, "")
     assert "banana" in ended.err if "banana" in wrong else wrong.split()[0] in ended.err
+
+
+def test_elements_that_need_square_images(photos: Path, tmp_path: Path) -> None:
+    save_network(tmp_path, ORDINARY, CLASSES, cfg={"input_size": (3, 64, 48)}, depths=[1])
+    ended = classify(tmp_path, photos / "0.png", "--check", "--group", "rot90")
+    assert (ended.code, ended.out) == (2, "")
+    assert "64 x 48" in ended.err
+    assert classify(tmp_path, photos / "0.png", "--check", "--group", "flipflop").code == 0
 
 
 def test_quiet(photos: Path, networks: dict[str, Path]) -> None:

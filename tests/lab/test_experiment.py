@@ -20,10 +20,12 @@ from support.forked_python import ForkedPython
 from typer.testing import CliRunner
 
 from flopping.errors import UsageError
+from flopping.groups import octic
 from flopping.lab.experiment import runs
-from flopping.lab.experiment.plan import ARMS, load
+from flopping.lab.experiment.figure import draw_over_elements, draw_over_time
+from flopping.lab.experiment.plan import load
 from flopping.lab.experiment.runs import Experiment
-from flopping.lab.experiment.summary import draw, minutes, rows_of
+from flopping.lab.experiment.summary import minutes, rows_of
 from flopping.training.job import Job
 from flopping.training.recipe import load as load_recipe
 from flopping.training.run_log import read_log
@@ -45,6 +47,15 @@ crop_scale: 0.8
 """
 ORDER = ["tiny-x-0", "tiny-e-0", "tiny-e-time-0", "tiny-x-1", "tiny-e-1", "tiny-e-time-1"]
 STOPPED_IN = ORDER[1]
+TURNED = """
+title: Turned
+about: In all orientations.
+group: octic
+pairs: [{recipe: tiny.yaml, seeds: 1}]
+arms:
+  - {name: x, ordinary: true, label: plain, changes: [symmetry=octic, batch_size=32]}
+  - {name: octic, label: all eight, changes: [model_args.group=octic, batch_size=32]}
+"""
 STEPS = 40
 
 
@@ -109,12 +120,18 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory, forks: ForkedPython) -> Iterator[Done]:
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late
+def quick(forks: ForkedPython) -> Iterator[None]:
+    """Runs start at once, and are timed briefly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(forks.executable))
         patch.setattr(runs, "ROUNDS", 4)
-        yield Done(tmp_path_factory.mktemp("experiment"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, quick: None) -> Iterator[Done]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late
+    yield Done(tmp_path_factory.mktemp("experiment"))
     signal.signal(signal.SIGTERM, before)
 
 
@@ -136,7 +153,7 @@ def test_every_run_was_planned_and_its_command_is_in_the_report(done: Done) -> N
     jobs = [Job.read(done.runs / name) for name in ORDER]
     assert [job.model for job in jobs] == ["ViT-S", "E(ViT-S)", "E(ViT-S)"] * 2
     assert [job.recipe.seed for job in jobs] == [0, 0, 0, 1, 1, 1]
-    fitting = max(1, int(done.experiment.paces["tiny"].speedup))
+    fitting = max(1, int(done.experiment.paces["tiny"].gains["e"].value))
     assert [job.recipe.epochs for job in jobs] == [1, 1, fitting] * 2
     assert [job.recipe.warmup_epochs for job in jobs] == [0.25, 0.25, 0.25 * fitting] * 2
     commands = [shlex.split(line) for line in done.report.splitlines() if line.startswith("flopping train")]
@@ -151,23 +168,32 @@ def test_every_run_was_planned_and_its_command_is_in_the_report(done: Done) -> N
 
 def test_the_report_has_the_figures_of_the_logs(done: Done) -> None:
     measured = done.experiment.paces["tiny"]
-    assert measured.low <= measured.speedup <= measured.high
+    assert measured.gains["x"] == (1, 1, 1)
+    assert measured.gains["e"] == measured.gains["e-time"]
+    assert measured.gains["e"].low <= measured.gains["e"].value <= measured.gains["e"].high
     table = done.table("network | epochs")
-    for (model, epochs, seeds, top1, mirrored, changed, time, speed), arm in zip(table, ARMS, strict=True):
+    arms = [arm.name for arm in done.experiment.plan.arms]
+    for (model, epochs, seeds, top1, mirrored, changed, time, speed), arm in zip(table, arms, strict=True):
         found = [done.last(f"tiny-{arm}-{seed}") for seed in (0, 1)]
         assert model == ("ViT-S" if arm == "x" else "E(ViT-S)")
         assert epochs.split(",")[0] == str(found[0]["epoch"])
         assert seeds == "2"
-        for cell, name, digits in ((top1, "top1", 2), (mirrored, "mirrored_top1", 2), (changed, "changed", 0)):
-            values = [each[name] for each in found]
+        flops = [each["moved"]["flop"]["top1"] for each in found]
+        seen = [each["top1"] for each in found]
+        for cell, values, digits in (
+            (top1, seen, 2),
+            (mirrored, flops, 2),
+            (changed, [e["changed"] for e in found], 0),
+        ):
             assert cell == f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
-        fast = measured.ordinary * (1 if arm == "x" else measured.speedup)
+        fast = measured.first * measured.gains[arm].value
         assert (speed, time) == (f"{fast:.0f}", minutes(found[0]["step"] * 4 / fast))
     assert [cells[4:6] for cells in table[1:]] == [[cells[3], "0 ± 0"] for cells in table[1:]]
     for cells, name in zip(done.table("run | epochs"), ORDER, strict=True):
         last = done.last(name)
         assert cells[:3] == [name, str(last["epoch"]), f"{last['top1']:.2f}"]
-        assert cells[3:6] == [f"{last['mirrored_top1']:.2f}", str(last["changed"]), f"{last['seconds']:.1f}"]
+        mirrored = last["moved"]["flop"]["top1"]
+        assert cells[3:6] == [f"{mirrored:.2f}", str(last["changed"]), f"{last['seconds']:.1f}"]
     assert "All 6 runs have finished." in done.report
     assert f"An epoch has {4 * STEPS} training images." in done.report
 
@@ -188,12 +214,38 @@ def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
         assert picture.format == "PNG"
     assert "](noise.png)" in done.report
     rows = rows_of(done.experiment)
-    (axes,) = draw(rows).axes
+    (axes,) = draw_over_time(rows).axes
     assert axes.get_title(loc="left") == "ViT, 2 seeds"
     for row, container in zip(rows, axes.containers, strict=True):
         ((x, y),) = container.lines[0].get_xydata().tolist()  # type: ignore[union-attr]
-        assert (x, y) == pytest.approx((row.seconds / 60, mean(row.values("top1"))))
+        assert (x, y) == pytest.approx((row.seconds / 60, mean(row.values("identity"))))
         assert axes.get_ylim()[0] < y < axes.get_ylim()[1]
+
+
+def test_an_experiment_of_other_arms_with_all_orientations(quick: None, tmp_path: Path) -> None:
+    (tmp_path / "turned.yaml").write_text(TURNED)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    plan, data, page = tmp_path / "turned.yaml", noisy_images(tmp_path / "data", 32, 20), tmp_path / "turned.md"
+    words = [str(plan), "--data", str(data), "-o", str(tmp_path / "runs"), "--report", str(page)]
+    ended = run(*words, "--no-compile", "--workers", "0", "--device", "cpu")
+    assert ended.exit_code == 0, ended.output
+    found = Experiment(tmp_path / "runs", load(str(plan)), str(data), 1.0)
+    rows = rows_of(found)
+    assert [row.network for row in rows] == ["plain", "all eight"]
+    assert rows[1].parameters < 0.3 * rows[0].parameters
+    turned = page.read_text(encoding="utf-8")
+    for row in rows:
+        (last,) = (one.last for one in row.runs)
+        tops = [last["top1"], *(last["moved"][name]["top1"] for name in octic.elements[1:])]
+        cells = [f"{top:.1f}" for top in (*tops, mean(tops))]
+        assert f"| {row.network} | {' | '.join(cells)} |" in turned
+    assert rows[1].values("changed") == [0]
+    assert rows[0].values("changed") > [0]
+    (axes,) = draw_over_elements(rows, octic).axes
+    assert axes.containers[0].lines[0].get_ydata().tolist() == pytest.approx(  # type: ignore[union-attr]
+        [rows[0].values(name)[0] for name in octic.elements]
+    )
+    assert [Job.read(tmp_path / "runs" / each.name).recipe.symmetry for each in found.plan.runs] == ["octic", None]
 
 
 def test_what_has_finished_is_not_run_again_and_a_report_of_a_part_says_so(done: Done, tmp_path: Path) -> None:
@@ -275,6 +327,9 @@ def test_folders_that_others_use_are_refused(tmp_path: Path, name: str, message:
             Experiment(tmp_path, load("cifar10"), "data", 1.0)
 
 
+ONE_PAIR = "title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}]"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -283,6 +338,11 @@ def test_folders_that_others_use_are_refused(tmp_path: Path, name: str, message:
         ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 0}]}", "got 0"),
         ("{title: A, about: B, pairs: [{recipe: mine.yaml, seeds: 1}]}", "got 'ViT-S'"),
         ("{title: A, about: B, pairs: [{recipe: cifar10_vit, seeds: 1}, {recipe: cifar10_vit, seeds: 2}]}", "one pair"),
+        (f"{{{ONE_PAIR}, group: octal}}", "'octal'"),
+        (f"{{{ONE_PAIR}, arms: [{{name: a/b}}]}}", "'a/b'"),
+        (f"{{{ONE_PAIR}, arms: [{{name: a}}, {{name: a}}]}}", "a, a"),
+        (f"{{{ONE_PAIR}, arms: [{{name: a, changes: [ir=1]}}]}}", "'ir'"),
+        (f"{{{ONE_PAIR}, arms: [{{name: a, changes: [seed=1]}}]}}", "twice"),
         ("title: [", "line 1"),
         ("title: \xe9", "UTF-8"),
     ],

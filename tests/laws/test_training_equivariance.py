@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from rich.console import Console
 from support.training_runs import call, command, image_folder
 from torch import Tensor, nn
 from torchvision.transforms import RandomHorizontalFlip
 
+from flopping.data.augment import RandomSymmetry
 from flopping.data.images import ArrayDataset
 from flopping.data.order import seed_generators
+from flopping.groups import flop, get_group
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
 from flopping.models.resnet import ResNet
@@ -25,7 +29,7 @@ from flopping.testing import relative_error, run
 from flopping.training.distributed import World
 from flopping.training.job import Job, RunOptions
 from flopping.training.learner import Learner, create_loss, create_mixup
-from flopping.training.networks import build, ignores_mirroring
+from flopping.training.networks import build, ignores
 from flopping.training.recipe import Recipe, load
 from flopping.training.trainer import Trainer
 
@@ -124,7 +128,7 @@ def check_training_keeps(name: str, folder: Path, *changes: str, compiled: bool)
     slow = {n for n, p in learner.model.named_parameters() if ZOO[name].group == "octic" and p.grad.any()}
     for network in (learner.model, learner.average.module):
         error = mirror_error(network, recipe.img_size)
-        if ignores_mirroring(learner.model):
+        if ignores(learner.model, flop):
             assert error <= 1e-5
         else:
             assert error > 1e-3
@@ -160,7 +164,7 @@ def test_which_networks_are_in_question() -> None:
     """The law above is claimed for all networks but H(X), S(X) and X."""
     for name in SMALL:
         expected = ZOO[name].group != "trivial" and "hybrid" not in name and "stepdown" not in name
-        assert ignores_mirroring(timm.create_model(name)) == expected, name
+        assert ignores(timm.create_model(name), flop) == expected, name
     assert len(ZOO) == 111
 
 
@@ -196,7 +200,7 @@ def test_mirrored_images_teach_nothing_new(name: str) -> None:
     recipe, model, x, labels = prepared(name, "mixup=0", "cutmix=0")
     some = torch.where(torch.tensor([True, False, True, True])[:, None, None, None], x.flip(-1), x)
     error = difference(loss_and_gradients(recipe, model, x, labels), loss_and_gradients(recipe, model, some, labels))
-    if ignores_mirroring(model):
+    if ignores(model, flop):
         assert error < 1e-10
     else:
         assert error > 1e-3
@@ -234,9 +238,33 @@ def test_only_networks_that_see_mirroring_get_mirrored_images(name: str, flips: 
     ended = call(*command(path, data, tmp_path / "run", name, "--workers", "0"))
     assert ended.code == 0, ended.err
     assert ("images are not mirrored at random" in ended.err) != flips
+    found = [part.p for part in augmentation(recipe, name, tmp_path) if isinstance(part, RandomHorizontalFlip)]
+    assert found == [recipe.flip] * flips
+
+
+def augmentation(recipe: Recipe, name: str, folder: Path) -> list[Any]:
+    """The steps by which a run makes a training image."""
     source, machine = images(recipe), RunOptions(device="cpu", workers=0, compile=False)
     job = Job(recipe, name, "noise", micro_batch=BATCH)
-    trainer = Trainer(job, machine, tmp_path, CPU, source, source, Console(stderr=True))
-    samples = trainer.source.loader.dataset  # type: ignore[attr-defined]
-    found = [part.p for part in samples.transform.transforms if isinstance(part, RandomHorizontalFlip)]
-    assert found == [recipe.flip] * flips
+    trainer = Trainer(job, machine, folder, CPU, source, source, Console(stderr=True))
+    steps: list[Any] = trainer.source.loader.dataset.transform.transforms  # type: ignore[attr-defined]
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("name", "symmetry", "moves"),
+    [
+        ("deit3_flop_test_patch16_64", "flop", False),
+        ("deit3_flop_test_patch16_64", "octic", True),
+        ("deit3_flop_hybrid_test_patch16_64", "flop", True),
+    ],
+)
+def test_only_networks_that_see_some_element_get_moved_images(
+    name: str, symmetry: str, moves: bool, tmp_path: Path
+) -> None:
+    steps = augmentation(recipe_for(name).override([f"symmetry={symmetry}"]), name, tmp_path)
+    drawn = [part for part in steps if isinstance(part, RandomSymmetry)]
+    assert [part.elements for part in drawn] == [get_group(symmetry).elements] * moves
+    image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    found = {(moved.size, moved.tobytes()) for part in drawn for moved in (part(image) for _ in range(200))}
+    assert len(found) == get_group(symmetry).order * moves  # every element is drawn

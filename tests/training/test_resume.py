@@ -54,7 +54,7 @@ def test_the_log_of_a_run_has_every_step_once(whole: Any) -> None:
     assert [event["step"] for event in log if event["kind"] == "epoch"] == [4, 8, 12]
     assert log[-1]["kind"] == "end"
     assert log[-1]["result"]["top1"] == log[-2]["top1"]
-    assert {"ema_top1", "mirrored_top1", "changed"} <= log[-2].keys()
+    assert {"ema_top1", "moved", "changed"} <= log[-2].keys()
     assert len({event["loss"] for event in log if event["kind"] == "step"}) == LAST
 
 

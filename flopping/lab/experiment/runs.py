@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
@@ -20,13 +21,14 @@ import torch
 from rich.console import Console
 
 from flopping.checkpoints.weight_files import CONFIG
-from flopping.cost.timing import interleave
+from flopping.cost.timing import Interval, interleave
 from flopping.data.batches import detect_lost_workers
 from flopping.data.datasets import open_dataset
 from flopping.errors import RunInterruptedError, RunStoppedError, UsageError, as_usage_error, pluralize
 from flopping.files import atomic_write, folder_lock, require_regular
+from flopping.groups import get_group
 from flopping.lab.bench.bench_loader import WARM, build_trainer, repeat_epochs
-from flopping.lab.experiment.plan import ARMS, Pair, Plan, Run
+from flopping.lab.experiment.plan import Arm, Pair, Plan, Run
 from flopping.machine import Machine, this_machine
 from flopping.training.job import Job, RunOptions
 from flopping.training.networks import find_checkpoint
@@ -36,7 +38,7 @@ from flopping.training.run_log import read_log
 from flopping.training.trainer import Trainer
 
 SETTINGS = "experiment.json"
-FORMAT = "flopping-experiment-2"
+FORMAT = "flopping-experiment-3"
 FINISHED = "finished.json"
 AGAIN = "The same command goes on from there"
 ROUNDS = 40
@@ -46,17 +48,19 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Pace:
-    """Training images per second of X, and how many times as many E(X) takes: medians over rounds."""
+    """Training images per second of a pair's first arm, and how many times as many each arm takes: medians."""
 
-    ordinary: float
-    speedup: float
-    low: float
-    high: float
-    """The 95 % confidence interval of the speed-up."""
+    first: float
+    gains: dict[str, Interval]
+    """By the arms' names, with 95 % confidence intervals."""
     rounds: int
     threads: int
-    recipe: str
-    """What was timed, from `timed_recipe`."""
+    recipes: dict[str, str]
+    """What was timed, from `timed_recipes`."""
+
+    def speed(self, arm: Arm) -> float:
+        """Training images per second of an arm."""
+        return self.first * self.gains[arm.name].value
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,13 @@ class Finished:
     @property
     def last(self) -> dict[str, Any]:
         return self.tests[-1]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Accuracy for each element of the group, the mean of all and of those that move images; changed answers."""
+        moved = {name: each["top1"] for name, each in self.last["moved"].items()}
+        every = {"identity": self.last["top1"], **moved}
+        return {**every, "all": mean(every.values()), "moved": mean(moved.values()), "changed": self.last["changed"]}
 
     @property
     def images(self) -> int:
@@ -101,7 +112,7 @@ class Experiment:
         kinds = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
         with as_usage_error(*kinds, context=str(path / SETTINGS)):
             found = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-            paces = {name: Pace(**pace) for name, pace in found.pop("paces").items()}
+            paces = {name: _read_pace(**pace) for name, pace in found.pop("paces").items()}
             same = os.path.realpath(found["data"]) == os.path.realpath(data)
             if same and {**found, "data": data} == self._settings():
                 self.paces = paces
@@ -115,12 +126,13 @@ class Experiment:
     def pace(self, pair: Pair) -> Pace | None:
         """The measured pace of a pair, unless its recipe has changed since."""
         found = self.paces.get(pair.name)
-        return found if found is not None and found.recipe == timed_recipe(pair) else None
+        return found if found is not None and found.recipes == timed_recipes(self.plan, pair) else None
 
     def epochs(self, run: Run) -> int:
-        """How long a run is; the pace of its pair decides how many epochs fit into the time of X."""
+        """How long a run is; the pace of its pair decides how many epochs fit into the time of the first arm."""
         epochs = max(1, round(run.pair.content.epochs * self.scale))
-        return epochs if run.arm != "e-time" else max(1, int(epochs * self.paces[run.pair.name].speedup))
+        fitting = self.paces[run.pair.name].gains[run.arm.name].value if run.arm.fill_time else 1.0
+        return max(1, int(epochs * fitting))
 
     def run(
         self, options: Sequence[str], machine: RunOptions, say: Callable[[str], None], report: Callable[[], None]
@@ -135,17 +147,20 @@ class Experiment:
             for number, run in enumerate(runs, 1):
                 if self.finished(run) is None:
                     epochs = pluralize(self.epochs(run), "epoch")
-                    say(f"Run {number} of {len(runs)}: {run.model}, {ARMS[run.arm]}, {epochs}, seed {run.seed}.")
+                    note = f" ({run.arm.note})" if run.arm.note else ""
+                    network = run.arm.label or run.model
+                    say(f"Run {number} of {len(runs)}: {network}, {epochs}{note}, seed {run.seed}.")
                     self._train(run, options, machine.device)
                     report()
 
     def _measure(self, machine: RunOptions, say: Callable[[str], None]) -> None:
         for pair in self.plan.pairs:
             if self.pace(pair) is None:
-                names = f"{pair.model('x')} and {pair.model('e')}"
-                say(f"Timing {names} in turn; they are compiled first: a minute or two.")
+                names = " and ".join(dict.fromkeys(arm.label or pair.model(arm) for arm in self.plan.arms))
+                first = "; they are compiled first: a minute or two" if machine.compile else ""
+                say(f"Timing {names} in turn{first}.")
                 try:
-                    self.paces[pair.name] = measure_pace(pair, self.data, machine)
+                    self.paces[pair.name] = measure_pace(self.plan, pair, self.data, machine)
                 except KeyboardInterrupt as stop:
                     raise RunInterruptedError(f"stopped while {names} were timed. {AGAIN}") from stop
             paces = {name: asdict(pace) for name, pace in self.paces.items()}
@@ -155,7 +170,7 @@ class Experiment:
         """Start or resume a run, wait for it, and record what is not in its own files."""
         folder, started = self.path / run.name, monotonic()
         words = ["train", run.pair.recipe, *run.changes(self.epochs(run)), "--model", run.model, "--data", self.data]
-        words += ["-o", str(folder), "--resume", *options]
+        words += ["-o", str(folder), "--group", self.plan.group, "--resume", *options]
         process = subprocess.Popen(
             [sys.executable, "-m", "flopping", *words],
             stdin=subprocess.DEVNULL,
@@ -190,8 +205,9 @@ class Experiment:
         recipe = run.pair.content.override([*run.changes(self.epochs(run)), f"precision={kept.recipe.precision}"])
         job = Job(recipe, run.model, self.data).resume(kept, folder)
         tests = [event for event in read_log(folder) if event["kind"] == "epoch"]
-        if not tests or "mirrored_top1" not in tests[-1]:
-            raise UsageError(f"{str(folder)!r} has finished, but its log has no evaluation of mirrored images")
+        group = get_group(self.plan.group)
+        if not tests or [*tests[-1].get("moved", {})] != [*group.elements[1:]]:
+            raise UsageError(f"{str(folder)!r} has finished, but its log has no evaluation of images moved by {group}")
         return Finished(run, job, tests=tests, **content)
 
     def all_finished(self) -> list[Finished]:
@@ -215,22 +231,32 @@ def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def measure_pace(pair: Pair, data: str, machine: RunOptions) -> Pace:
-    """Time training steps of X and E(X) in turn in one process, with reading and augmenting images."""
+def measure_pace(plan: Plan, pair: Pair, data: str, machine: RunOptions) -> Pace:
+    """Time training steps of all arms in turn in one process, with reading and augmenting images."""
+    recipes = timed_recipes(plan, pair)
+    jobs = {recipes[arm.name]: Job(pair.changed(arm), pair.model(arm), data) for arm in plan.arms}
     with TemporaryDirectory() as folder, detect_lost_workers(machine.workers):
-        trainers = [
-            build_trainer(Job(pair.content, pair.model(arm), data), machine, Path(folder), Console(quiet=True))
-            for arm in ("x", "e")
-        ]
-        timings = interleave({str(n): _steps(trainer) for n, trainer in enumerate(trainers)}, ROUNDS, WARM)
-    gain = timings["0"].interval_over(timings["1"])
-    speed = STEPS * trainers[0].order.batch_size / timings["0"].median
-    return Pace(speed, *gain, ROUNDS, torch.get_num_threads(), timed_recipe(pair))
+        trainers = {
+            recipe: build_trainer(job, machine, Path(folder), Console(quiet=True)) for recipe, job in jobs.items()
+        }
+        timings = interleave({recipe: _steps(trainer) for recipe, trainer in trainers.items()}, ROUNDS, WARM)
+    first = recipes[plan.arms[0].name]
+    gains = {name: timings[first].interval_over(timings[recipe]) for name, recipe in recipes.items()}
+    speed = STEPS * trainers[first].order.batch_size / timings[first].median
+    return Pace(speed, gains, ROUNDS, torch.get_num_threads(), recipes)
 
 
-def timed_recipe(pair: Pair) -> str:
-    """All of a pair's recipe that decides how fast it is: not its header, nor how long and at what rate it learns."""
-    return replace(pair.content, about=About(), epochs=1, warmup_epochs=0.0, lr=1.0, seed=0).to_yaml()
+def timed_recipes(plan: Plan, pair: Pair) -> dict[str, str]:
+    """All that decides how fast the arms of a pair are: not headers, nor how long and at what rate they learn.
+
+    Moving an image is left out, too: it takes microseconds. So arms that differ in it alone are timed once.
+    """
+    same: dict[str, Any] = {"about": About(), "epochs": 1, "warmup_epochs": 0.0, "lr": 1.0, "seed": 0, "symmetry": None}
+    return {arm.name: replace(pair.changed(arm), model=pair.model(arm), **same).to_yaml() for arm in plan.arms}
+
+
+def _read_pace(gains: dict[str, list[float]], **values: Any) -> Pace:
+    return Pace(gains={name: Interval(*gain) for name, gain in gains.items()}, **values)
 
 
 def _steps(trainer: Trainer) -> Callable[[], float]:
