@@ -176,7 +176,7 @@ def _vit_args(
     ordinary = [block for block in range(depth) if f"blocks.{block}.attn.qkv.weight" in source]
     if ordinary:
         if ordinary != list(range(ordinary[0], depth)):
-            raise UsageError(f"ordinary blocks stand behind the equivariant ones, got ordinary blocks {ordinary}")
+            raise UsageError(f"ordinary blocks stand after the equivariant ones, got ordinary blocks {ordinary}")
         if handoff not in ("hybrid", "abs"):
             raise UsageError(f"ordinary blocks begin at {ordinary[0]}: handoff is 'hybrid' or 'abs', got {handoff!r}")
         return {**args, "handoffs": {ordinary[0]: handoff}}

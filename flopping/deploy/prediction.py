@@ -95,7 +95,7 @@ def predict(
 def _read_ahead(
     classifier: Classifier, photos: Iterable[Named], max_pixels: int, batch: int
 ) -> Generator[tuple[str, Transformed | Failed], None, None]:
-    """Fitted photos in their order, up to a batch before they are asked for."""
+    """Fitted photos in their order, prefetched up to one batch ahead."""
 
     def read(photo: Photo | Failed) -> Transformed | Failed:
         if isinstance(photo, Failed):

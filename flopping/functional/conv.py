@@ -163,7 +163,7 @@ FORMS = {"folded": folded_conv2d, "expanded": expanded_conv2d}
 def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> Tensor:
     """The filters of one irrep of the result `(copies, channels / groups, kh, kw)`, written out from free taps.
 
-    Within a group of channels all irreps of the input stand one behind another.
+    Within a group of channels all irreps of the input stand one after another.
     """
     group = plan.in_layout.group
     counts = [m // plan.groups for m in plan.in_layout.multiplicities]
@@ -221,7 +221,7 @@ def _slice(tap: int, taps: int, stride: int, dilation: int) -> slice:
 
 
 def _join(parts: Sequence[Tensor], groups: int) -> Tensor:
-    """Parts one behind another, within each group of channels."""
+    """Parts one after another, within each group of channels."""
     if len(parts) == 1:
         return parts[0]
     if groups == 1:

@@ -25,7 +25,7 @@ class VisionTransformer(TokenBackbone):
     for half as many. `readout` is what the class token hands to the head: "even", or "abs" for [even | |odd|].
     `weight_init="reference"` starts weights as the paper did, whatever the width of their block.
 
-    Features behind the final norm (`forward_features`, pooled features, num_classes=0) are the invariant channels
+    Features after the final norm (`forward_features`, pooled features, num_classes=0) are the invariant channels
     only, `num_features` of them. `forward_intermediates` gives even and odd ones.
 
     >>> import torch

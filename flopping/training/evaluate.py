@@ -186,7 +186,7 @@ class UnreadableImages:
             yield batch
 
     def gather(self) -> None:
-        """Tell all ranks what one of them has found; stop if it is too much."""
+        """Gather unreadable images from all ranks; stop above the allowed share."""
         self.known |= set().union(*self.world.all_gather_object(self.found))
         self.found.clear()
         if len(self.known) > self.share * len(self.train):

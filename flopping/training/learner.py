@@ -90,7 +90,7 @@ class Learner:
         return torch.autocast(self.world.device.type, self.low_precision)
 
     def step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
-        """One step of the optimiser; gives this process's part of the loss, whose mean over all is that of the step."""
+        """One step of the optimiser. Returns this rank's loss, whose mean over ranks is the loss of the step."""
         self.optimizer.zero_grad(set_to_none=True)
         mine, passes, share = self.sampler.assigned, self.sampler.passes, self.sampler.mean_assigned
         total = torch.zeros((), device=self.world.device, dtype=self.dtype)
@@ -185,7 +185,7 @@ class Learner:
         self.scaler.load_state_dict(self.world.broadcast_object(state.get("scaler", {})))
 
     def find_non_finite(self) -> str | None:
-        """What would be saved and holds NaN or an infinity, on this rank."""
+        """The first tensor to be saved that holds NaN or infinity, on this rank."""
         tensors = {f"the weights {name}": tensor for name, tensor in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"the average of {name}": value for name, value in self.average.module.state_dict().items()}
