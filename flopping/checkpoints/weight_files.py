@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import atomic_write, require_regular, require_writable
+from flopping.models.arguments import MAX_IMG_SIZE
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a folder that timm loads."""
@@ -53,10 +54,13 @@ def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
     return dict(table)
 
 
+Side = Annotated[int, Field(ge=1, le=MAX_IMG_SIZE)]
+
+
 class Preprocessing(BaseModel):
     """What a config.json says about images; timm takes its own values for what is missing."""
 
-    input_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (3, 224, 224)
+    input_size: tuple[PositiveInt, Side, Side] = (3, 224, 224)
     crop_pct: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
     crop_mode: Literal["center", "squash", "border"] = "center"
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"] = "bicubic"

@@ -27,6 +27,7 @@ from flopping.errors import UsageError, as_usage_error
 from flopping.files import require_regular
 from flopping.groups.symmetries import SYMMETRIES
 from flopping.models import targets
+from flopping.models.arguments import MODEL_ARGS, check_arguments
 from flopping.models.backbone import Backbone
 from flopping.models.blocks import find_blocks
 from flopping.models.weights import load_weights
@@ -59,7 +60,7 @@ def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
 
 def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     registered = registered_name(name)
-    recipe.require_known_arguments()
+    check_arguments(recipe.model_args, MODEL_ARGS, "the recipe")
     args: dict[str, Any] = {"drop_rate": recipe.dropout, **recipe.model_args}
     if registered in ZOO and "weight_init" in signature(ZOO[registered].model).parameters:
         args["weight_init"] = recipe.weight_init
@@ -199,7 +200,7 @@ def load_checkpoint(
         if own:
             model = _build_from_code(code or "", config)
         else:
-            model = timm.create_model(f"local-dir:{folder}", pretrained=not average)
+            model = targets.load_folder(folder, pretrained=not average)
         if own or average:
             load_weights(model, read_weights(folder / (AVERAGE if average else WEIGHTS)))
     except Exception as error:  # the readers of weights, and networks, raise errors of all kinds
