@@ -17,7 +17,7 @@ from flopping.data.augment import Transformed
 from flopping.data.photos import MAX_PIXELS, Failed, Photo, UnreadableError, read_photo
 from flopping.deploy.classifier import Classifier
 from flopping.errors import UsageError
-from flopping.machine import usable_cores
+from flopping.machine import is_out_of_memory, usable_cores
 from flopping.models.fuse import fuse
 
 READERS = 4
@@ -147,8 +147,7 @@ def _logits(classifier: Classifier, x: Tensor | None) -> Iterator[Tensor]:
         with torch.inference_mode():
             logits: Tensor = classifier.model(x)
     except RuntimeError as error:
-        # the CPU's allocator has no error type of its own
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise UsageError(
             f"--batch {len(x)}: so many images don't fit into the memory of {classifier.device}"

@@ -26,6 +26,7 @@ from flopping.checkpoints.weight_files import WEIGHTS
 from flopping.data.batches import Batch
 from flopping.data.order import MicroBatchSampler, derive_seed, seed_generators
 from flopping.errors import UsageError
+from flopping.models.weights import check_weights
 from flopping.training.checkpoint import AVERAGE, TRAINING, Checkpoint
 from flopping.training.distributed import (
     FULL,
@@ -166,7 +167,7 @@ class Learner:
             with self.world.raise_on_all_ranks():
                 tensors = getattr(checkpoint, kind)() or {} if main else {}
                 if main:
-                    _require_same_shapes(network.state_dict(), tensors)
+                    check_weights(tensors, network.state_dict(), f"the network of {str(checkpoint.folder)!r}")
             load_full_state(network, tensors, self.world)
         optimizer: dict[str, Any] = {"state": {}, "param_groups": []}
         with self.world.raise_on_all_ranks():
@@ -194,13 +195,6 @@ class Learner:
                 if isinstance(value, Tensor):
                     tensors[f"the optimizer's {key} of {name}"] = value
         return find_non_finite(tensors)
-
-
-def _require_same_shapes(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    for name in sorted({*own, *saved}):
-        ours, theirs = (tuple(state[name].shape) if name in state else None for state in (own, saved))
-        if ours != theirs:
-            raise UsageError(f"{name} has shape {theirs} there and {ours} in this network")
 
 
 def is_decayed(name: str, parameter: nn.Parameter, spared: set[str]) -> bool:
