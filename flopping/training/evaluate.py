@@ -229,7 +229,7 @@ def pad_after_read_error(
     try:
         yield from batches
     except READ_ERRORS as error:
-        report(_last_line(error))
+        report(str(error) or repr(error))
         while True:
             yield blank()
 
@@ -244,7 +244,7 @@ def stop_on_all_ranks(batches: Iterable[Batch], world: World, stop_requested: Ca
         except READ_ERRORS as error:
             if world.size == 1:
                 raise
-            problem = _last_line(error)
+            problem = str(error) or repr(error)
         failed, stopped = world.all_reduce([float(problem is not None), float(stop_requested())])
         if failed:
             raise RunStoppedError(world.first_problem(problem))
@@ -253,8 +253,3 @@ def stop_on_all_ranks(batches: Iterable[Batch], world: World, stop_requested: Ca
         if stopped:
             raise StopRequested
         yield batch
-
-
-def _last_line(error: Exception) -> str:
-    """The reason of an error: torch puts the traceback of a worker before it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
