@@ -90,8 +90,8 @@ class Evaluation:
     """The accuracy of a checkpoint, and the images that could not be read."""
 
     folder: Path
-    is_best: bool
-    """Whether it is the checkpoint of a run that was chosen by its accuracy."""
+    weights: str
+    """averaged, best (of a run, chosen by their accuracy), last (of a run), or saved if they are none of these."""
     model: str
     images: str
     """The images it was tested on."""
@@ -138,9 +138,10 @@ def evaluate_checkpoint(
         with detect_lost_workers(workers):
             found = accuracy(model, named, world, nullcontext, dtype=torch.float32, mirror=mirror, each=report)
         lost = sorted(set().union(*world.all_gather_object(unreadable)))
-    is_best = (folder.parent.parent / "best").resolve() == folder
+    links = (name for name in ("best", "last") if (folder.parent.parent / name).resolve() == folder)
+    weights = "averaged" if average else next(links, "saved")
     return Evaluation(
-        folder, is_best, config["architecture"], source.name, found, [source.locate(index) for index in lost]
+        folder, weights, config["architecture"], source.name, found, [source.locate(index) for index in lost]
     )
 
 
