@@ -24,10 +24,10 @@ MAX_IMG_SIZE = 8192
 def check_arguments(arguments: object, known: Iterable[str], where: str) -> None:
     """Refuse arguments that a file may not set, and images that are too large; `where` names the file.
 
-    >>> check_arguments({"checkpoint_path": "a.pt"}, ["depth", "embed_dim"], "config.json")
+    >>> check_arguments({"cache_dir": "a"}, ["depth", "embed_dim"], "config.json")
     Traceback (most recent call last):
     ...
-    flopping.errors.UsageError: config.json: model_args of a registered network are depth, embed_dim; got 'checkpoint_path'
+    flopping.errors.UsageError: config.json: model_args of a registered network are depth, embed_dim; got 'cache_dir'
     """
     if not isinstance(arguments, Mapping):
         raise UsageError(f"{where}: model_args is a table of names and values, got {arguments!r}")

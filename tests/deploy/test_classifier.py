@@ -18,7 +18,7 @@ from timm.data import create_transform, resolve_data_config
 
 from flopping.deploy import open_classifier
 from flopping.errors import UsageError
-from flopping.models import targets
+from flopping.models import VisionTransformer, targets
 from flopping.training.checkpoint import AVERAGE
 
 WEIGHTS = "model.safetensors"
@@ -219,6 +219,13 @@ def test_corrupted_folders(what: str, tmp_path: Path) -> None:
     message = refuse(tmp_path)
     assert str(tmp_path) in message
     assert len(message) < 700
+
+
+def test_a_bug_is_not_taken_for_a_corrupted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_network(tmp_path)
+    monkeypatch.setattr(VisionTransformer, "_init_weights", lambda model: model.no_such_method())
+    with pytest.raises(AttributeError):
+        open_classifier(str(tmp_path))
 
 
 @pytest.mark.parametrize(
