@@ -30,16 +30,7 @@ class StopRequested(Exception):  # noqa: N818 - a request, not a failure
 
 
 class UnreadableDataError(RunStoppedError):
-    """A run whose images cannot be used. Its message is one line.
-
-    When a worker process raises it, torch raises it again with the text of a traceback before the message.
-
-    >>> UnreadableDataError("Caught.\\nTraceback:\\n  line 1\\nflopping.UnreadableDataError: no images\\n").args
-    ('no images',)
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
+    """A run whose images cannot be used."""
 
 
 @contextmanager

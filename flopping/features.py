@@ -145,7 +145,7 @@ class Layout:
         return Layout.invariant(self.group, self.multiplicities[0])
 
     def require_regular(self, who: str) -> tuple[int, int]:
-        """Copies and extra channels; refuse, on behalf of `who`, a layout that has other shares."""
+        """Copies and extra channels; raise ValueError, naming `who`, for a layout that has other shares."""
         if self.regular_shares is None:
             raise ValueError(
                 f"{who} needs equal shares of all irreps, plus extra copies of {self.group.irreps[0].name} at most,"

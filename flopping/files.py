@@ -16,7 +16,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The system's errors for a full disk."""
 
 
-def remedy(error: OSError) -> str:
+def suggest_fix(error: OSError) -> str:
     """What helps after a file could not be written."""
     return "Free some space" if error.errno in DISK_FULL else "Make it writable"
 
@@ -33,7 +33,7 @@ class WriteError(OSError):
 
     def __str__(self) -> str:
         return (
-            f"{self.filename!r} was not written: {self.strerror}. {remedy(self)}, then start again; the previous"
+            f"{self.filename!r} was not written: {self.strerror}. {suggest_fix(self)}, then start again; the previous"
             " file is unchanged"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import signal
@@ -81,6 +82,14 @@ def available_memory() -> int:
         except (OSError, ValueError):  # no such limit, or "max"
             continue
     return max(0, min(limits))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or a CPU. torch has no type of error for CPUs."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    messages = "can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory"
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in messages)
 
 
 def _memory(name: str) -> int:

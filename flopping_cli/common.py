@@ -35,14 +35,20 @@ PANELS = {
 
 REFUSED_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EROFS)
 """What the system answers to names of files that users typed."""
+WORDS = "flopping.words"
+"""The words of the command line, in the `meta` of a context."""
 
 
 class Commands(TyperGroup):
     """Ends a command with a message: exit code 2 for a `UsageError`, 1 when the disk is full while it works or prints.
 
-    The code is also 2 for a file that the system refuses because of its name or its permissions.
+    The code is also 2 for a file of the command line that the system refuses because of its name or its permissions.
     Any other error is a bug and keeps its traceback.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta.setdefault(WORDS, list(args))  # commands of groups get the rest of them
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         found = super().list_commands(ctx)
@@ -76,7 +82,8 @@ class Commands(TyperGroup):
             from flopping.errors import describe
             from flopping.files import DISK_FULL, WriteError
 
-            if not isinstance(error, WriteError) and error.filename is not None and error.errno in REFUSED_NAMES:
+            typed = error.filename is not None and is_typed(os.fsdecode(error.filename), ctx.meta[WORDS])
+            if typed and not isinstance(error, WriteError) and error.errno in REFUSED_NAMES:
                 wait_for_rank0()
                 raise self._refusal(ctx, describe(error)) from error
             if not isinstance(error, WriteError) and error.errno not in (*DISK_FULL, errno.EIO):
@@ -98,6 +105,18 @@ class Commands(TyperGroup):
         """A message that shows the usage of the command that was called."""
         name = ctx.invoked_subcommand
         return typer.BadParameter(text, typer.Context(self.commands[name], parent=ctx, info_name=name))
+
+
+def is_typed(path: str, words: Sequence[str]) -> bool:
+    """Whether a file was named on the command line, or lies in a folder that was; relative names are the user's, too.
+
+    >>> [is_typed(path, ["train", "--data=/images"]) for path in ("/images/val/a.png", "/usr/lib/a.so", "runs/last")]
+    [True, False, True]
+    """
+    if not os.path.isabs(path):
+        return True
+    places = [os.path.realpath(word.rpartition("=")[2]) for word in words if word]
+    return any(f"{os.path.realpath(path)}{os.sep}".startswith(f"{place}{os.sep}") for place in places)
 
 
 def _buffer_output() -> None:

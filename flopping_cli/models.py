@@ -49,7 +49,7 @@ def models(
             typer.echo(json_module.dumps({**asdict(r), **met}, allow_nan=False))
         return
     marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}
-    columns = ["paper", "name", "params M", "FLOPs G"]
+    columns = ["name", "registered name", "params M", "FLOPs G"]
     columns += ["MACs G", "published M", "", "published G", ""] if wide else []
     table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for place, column in enumerate(columns):

@@ -50,7 +50,7 @@ def show(
     Examples: flopping show butterfly.jpg; flopping show butterfly.jpg --model runs/e-vit-b -o seen.png
     """
     from flopping.lab.drawing import require_figure, save
-    from flopping.lab.show import format_difference, look, open_picture
+    from flopping.lab.show import capture_view, format_difference, open_picture
     from flopping.lab.show_figure import draw
 
     stem = image.replace(":", "-") if image.startswith("fashion-mnist:") else Path(image).stem
@@ -60,7 +60,7 @@ def show(
     with progress_console(quiet).status("looking at the image and its mirror image"):
         from flopping.deploy.classifier import open_classifier
 
-        view = look(open_classifier(model, average=average, code=code), picture, block=block, channels=channels)
+        view = capture_view(open_classifier(model, average=average, code=code), picture, block=block, channels=channels)
         save(draw(view), output)
     if json:
         typer.echo(json_module.dumps({**view.numbers, "image": image, "file": str(output)}))

@@ -169,11 +169,12 @@ def train(
             show_curves(output, job.model, progress_console(quiet))
     if not is_rank0():
         return
+    best = CheckpointManager(output).best()
     if json:
-        typer.echo(json_module.dumps({"run": str(output), **result.as_dict()}))
+        chosen = None if best is None else {"step": best.step, "top1": best.score}
+        typer.echo(json_module.dumps({"run": str(output), "weights": "last", **result.as_dict(), "best": chosen}))
     else:
         show_accuracy(f"{name_network(job.model)}, the last weights ({output / 'last'})", "validation images", result)
-        best = CheckpointManager(output).best()
         if best is not None and best.score is not None:
             typer.echo(
                 f"The best weights ({output / 'best'}): top-1 {best.score:.2f} % after step {best.step}. They were"
@@ -301,12 +302,12 @@ def evaluate(
         return
     result = found.accuracy
     if json:
-        typer.echo(json_module.dumps({"checkpoint": str(found.folder), "model": found.model, **result.as_dict()}))
+        about = {"checkpoint": str(found.folder), "model": found.model, "weights": found.weights}
+        typer.echo(json_module.dumps({**about, **result.as_dict()}))
     else:
-        weights = "averaged weights" if average else "best weights" if found.is_best else "weights"
-        what = f"{name_network(found.model)}, the {weights} ({found.folder})"
+        what = f"{name_network(found.model)}, the {found.weights} weights ({found.folder})"
         show_accuracy(what, f"images ({found.images})", result)
-        if found.is_best:
+        if found.weights == "best":
             typer.echo(
                 "If the run was validated on these images, its best weights were chosen on them: expect less on others."
             )

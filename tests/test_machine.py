@@ -10,7 +10,7 @@ import torch
 
 from flopping import machine
 from flopping.errors import UsageError
-from flopping.machine import precision_problem, usable_precision
+from flopping.machine import is_out_of_memory, precision_problem, usable_precision
 
 CPU = torch.device("cpu")
 
@@ -31,6 +31,16 @@ def test_a_gpu_is_asked_and_no_process_starts(supported: bool, monkeypatch: pyte
     assert asked == [torch.device("cuda", 3)]
     assert found == (None if supported else "bfloat16 doesn't run on GPU 3")
     assert precision_problem("float16", torch.device("cuda", 3)) is None
+
+
+def test_out_of_memory_is_recognised() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**55)
+    assert is_out_of_memory(error.value)
+    with pytest.raises(RuntimeError) as error:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not is_out_of_memory(error.value)
 
 
 def test_float16_on_a_cpu_becomes_float32() -> None:

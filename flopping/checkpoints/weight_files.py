@@ -8,24 +8,26 @@ import re
 import warnings
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import atomic_write, require_regular, require_writable
+from flopping.models.arguments import MAX_IMG_SIZE
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a folder that timm loads."""
 _NESTED = ("model", "state_dict", "model_state_dict", "teacher")
 """Where training scripts put the weights beside their other state."""
+_WORDS = {"float": "F", "bfloat": "BF", "int": "I", "uint": "U"}
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -53,10 +55,13 @@ def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
     return dict(table)
 
 
+Side = Annotated[int, Field(ge=1, le=MAX_IMG_SIZE)]
+
+
 class Preprocessing(BaseModel):
     """What a config.json says about images; timm takes its own values for what is missing."""
 
-    input_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (3, 224, 224)
+    input_size: tuple[PositiveInt, Side, Side] = (3, 224, 224)
     crop_pct: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
     crop_mode: Literal["center", "squash", "border"] = "center"
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"] = "bicubic"
@@ -92,19 +97,20 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_torch(path: Path) -> object:
     """What `torch.save` wrote, if it is nothing but data."""
-    # Options of a training run are plain data. torch before 2.5 can't be told so, and refuses them.
-    allowed = getattr(torch.serialization, "safe_globals", lambda _: nullcontext())
-    try:
-        with warnings.catch_warnings(), allowed([Namespace]):
-            warnings.simplefilter("ignore")  # about other formats, in files that are refused anyway
+    with warnings.catch_warnings(), torch.serialization.safe_globals([Namespace]):  # the options of a training run
+        warnings.simplefilter("ignore")  # about other formats, in files that are refused anyway
+        try:
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle fails in as many ways as there are instructions
-        code = re.search(r"(?:GLOBAL|global|class) `?([\w.]+\.[\w.]+)", str(error))
-        if code:
-            raise UsageError(f"{str(path)!r} holds {code[1]}, which is no data, and code is never run") from error
-        raise UsageError(
-            f"{str(path)!r} is no whole file of weights that torch.save wrote ({type(error).__name__})"
-        ) from error
+        except Exception as error:  # a damaged pickle fails in as many ways as there are instructions
+            code: list[str] = []
+            with suppress(Exception):  # for the same reason, and because torch lists the code of its zip files only
+                code = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            if code:
+                raise UsageError(f"{str(path)!r} holds {code[0]}, which is no data, and code is never run") from error
+            raise UsageError(
+                f"{str(path)!r} is no whole file of weights and plain data that torch.save wrote"
+                f" ({type(error).__name__})"
+            ) from error
 
 
 def require_output(path: Path, overwrite: bool) -> None:
@@ -129,12 +135,41 @@ def write_weights(
 
 
 def _save(state_dict: Mapping[str, Tensor], place: Path, metadata: Mapping[str, str] | None = None) -> None:
-    tensors = {key: value.detach().contiguous() for key, value in state_dict.items()}
-    try:
-        save_file(tensors, place, metadata={"format": "pt", **(metadata or {})})
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))  # the system's, in the words of another language
-        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
+    with open(place, "wb") as file:
+        write_safetensors(file, state_dict, metadata)
+
+
+class Writable(Protocol):
+    """A file, or what passes on to one."""
+
+    def write(self, data: memoryview, /) -> object: ...
+
+
+def write_safetensors(file: Writable, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors one by one. `safetensors.torch.save_file` takes no open file, and hides the system's errors."""
+    # wide types first, as the library does, so that all values are aligned
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    start = 0
+    for name, tensor in ordered:
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _name_dtype(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(memoryview(len(text).to_bytes(8, "little") + text))
+    for _, tensor in ordered:
+        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _name_dtype(dtype: torch.dtype) -> str:
+    """The name of a type in safetensors.
+
+    >>> _name_dtype(torch.bfloat16), _name_dtype(torch.uint8), _name_dtype(torch.bool)
+    ('BF16', 'U8', 'BOOL')
+    """
+    word, bits = re.fullmatch(r"torch\.([a-z]+)(\d*)", str(dtype)).groups()  # type: ignore[union-attr]
+    return f"{_WORDS[word]}{bits}" if bits else word.upper()
 
 
 def require_output_folder(path: Path, overwrite: bool) -> None:

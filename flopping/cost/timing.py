@@ -88,7 +88,7 @@ def interleave(
 ) -> dict[str, Timing]:
     """Run the functions in turn, round after round, and time each run. `progress` gets the seconds of each round.
 
-    Every other round goes backwards, so that none always runs behind the same other. `enough` is asked after each
+    Every other round goes backwards, so that none always runs after the same other. `enough` is asked after each
     round, with the number of rounds so far, whether to leave the others out.
 
     >>> sorted(interleave({"a": lambda: None, "b": lambda: None}, repeats=5))

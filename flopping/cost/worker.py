@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from errno import ENOMEM
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -27,7 +26,7 @@ from flopping.cost.count import count
 from flopping.cost.records import Memory, Setting
 from flopping.cost.timing import interleave
 from flopping.errors import UsageError
-from flopping.machine import available_memory
+from flopping.machine import available_memory, is_out_of_memory
 from flopping.models.targets import example_input, load, load_on_meta
 
 Emit = Callable[..., None]
@@ -191,14 +190,6 @@ def _explain(error: Exception) -> str:
     if is_out_of_memory(error):
         return "out of memory"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or a CPU."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or getattr(error, "errno", None) == ENOMEM:
-        return True
-    messages = "can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory"
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in messages)
 
 
 def _limit_memory() -> None:

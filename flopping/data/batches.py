@@ -97,18 +97,24 @@ def read_evaluation_batches(
     return _run_workers(_create_loader(batches, workers, preparation, chosen), preparation)
 
 
-class IndexedBatches(Dataset[Batch]):
+class IndexedBatches(Dataset[Batch | UnreadableDataError]):
     """Transformed images by lists of keys. Random numbers of an image depend on its key alone.
 
     In training, the next readable image takes the place of one that can't be read; in evaluation it counts for
-    nothing.
+    nothing. Where there is none, the error takes the place of the batch: torch would pass on its text only.
     """
 
     def __init__(self, dataset: ImageDataset, preparation: Preparation, *, training: bool) -> None:
         self.dataset, self.transform, self.mode = dataset, preparation.transform, preparation.mode
         self.training = training
 
-    def __getitem__(self, keys: list[Key]) -> Batch:
+    def __getitem__(self, keys: list[Key]) -> Batch | UnreadableDataError:
+        try:
+            return self._read_batch(keys)
+        except UnreadableDataError as error:
+            return error
+
+    def _read_batch(self, keys: list[Key]) -> Batch:
         images: list[Transformed] = []
         labels: list[int] = []
         unreadable: list[int] = []
@@ -177,6 +183,8 @@ def _run_workers(loader: DataLoader[Any], preparation: Preparation) -> Iterator[
         batches = iter(loader)
         _workers.update(child for child in multiprocessing.active_children() if child not in before)
         for batch in batches:
+            if isinstance(batch, UnreadableDataError):
+                raise batch
             yield Batch(preparation.normalise(batch.images), batch.labels, batch.unreadable)
 
 

@@ -83,7 +83,7 @@ def _scan(path: str, classes: int) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """The key and the suffix of a file, which begins behind the first dot of its name.
+    """The key and the suffix of a file, which begins after the first dot of its name.
 
     >>> _split_name("a.b/c.d.jpg")
     ('a.b/c', 'd.jpg')

@@ -18,7 +18,7 @@ from flopping.data.photos import MAX_PIXELS, Failed, Photo, UnreadableError, rea
 from flopping.deploy.classifier import Classifier
 from flopping.errors import UsageError
 from flopping.groups import Group, trivial
-from flopping.machine import usable_cores
+from flopping.machine import is_out_of_memory, usable_cores
 from flopping.models.fuse import fuse
 
 READERS = 4
@@ -96,7 +96,7 @@ def predict(
 def _read_ahead(
     classifier: Classifier, photos: Iterable[Named], max_pixels: int, batch: int
 ) -> Generator[tuple[str, Transformed | Failed], None, None]:
-    """Fitted photos in their order, up to a batch before they are asked for."""
+    """Fitted photos in their order, prefetched up to one batch ahead."""
 
     def read(photo: Photo | Failed) -> Transformed | Failed:
         if isinstance(photo, Failed):
@@ -149,8 +149,7 @@ def _logits(classifier: Classifier, x: Tensor) -> Tensor:
         with torch.inference_mode():
             logits: Tensor = classifier.model(x)
     except RuntimeError as error:
-        # the CPU's allocator has no error type of its own
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise UsageError(
             f"--batch {len(x)}: so many images don't fit into the memory of {classifier.device}"

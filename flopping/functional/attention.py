@@ -36,7 +36,7 @@ def attention(
 
 @operation()
 def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values `(B, H, N, D)`, or some of them: of each head all parts, one behind another.
+    """Queries, keys and values `(B, H, N, D)`, or some of them: of each head all parts, one after another.
 
     `qkv` has three times the copies of `layout` (or as often as there are results), ordered (3, heads, copies per head)
     in each part; so each head owns an equal slice of every part.

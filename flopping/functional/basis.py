@@ -58,7 +58,7 @@ def residual(x: Feature, branch: Feature, layout: Layout, scale: Sequence[Tensor
 
 
 def cat(features: Sequence[Feature]) -> Feature:
-    """Features side by side, copies of each irrep behind one another; the layout of the result is the sum of theirs.
+    """Features side by side, copies of each irrep after one another; the layout of the result is the sum of theirs.
 
     >>> one, two = Layout.regular("flop", 4), Layout.regular("flop", 8, extra=2)
     >>> [tuple(part.shape) for part in cat([one.random(5), two.random(5)])], one + two
@@ -165,7 +165,7 @@ def gated(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) 
 
 
 def _pointwise_of_two(x: Feature, copies: int, extra: int, function: Pointwise, scaled: bool) -> Feature:
-    """For flop and its like, in as little memory as can be: what is read for the last time is written over."""
+    """For groups of order 2; reuses the memory of inputs after their last use."""
     even, more = (x[0].narrow(-1, 0, copies), x[0].narrow(-1, copies, extra)) if extra else (x[0], None)
     own = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_symbolic(x))
     left = function((even + x[1]).mul_(_HALF) if scaled else even + x[1])

@@ -215,7 +215,7 @@ FORMS = {"folded": folded_conv2d, "expanded": expanded_conv2d}
 def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> list[Tensor]:
     """The filters of each component of an irrep of the result, `(copies, channels / groups, kh, kw)`, from free taps.
 
-    Within a group of channels all irreps of the input stand one behind another, with their components.
+    Within a group of channels all irreps of the input stand one after another, with their components.
     """
     value = plan.in_layout.group.irreps[irrep]
     stacked = _unstack(weight, value.type.degree)
@@ -289,7 +289,7 @@ def _slice(tap: int, taps: int, stride: int, dilation: int) -> slice:
 
 
 def _join(parts: Sequence[Tensor], groups: int) -> Tensor:
-    """Parts one behind another, within each group of channels."""
+    """Parts one after another, within each group of channels."""
     if len(parts) == 1:
         return parts[0]
     if groups == 1:

@@ -41,14 +41,14 @@ _HALF = sqrt(0.5)
 
 
 def check_square(group: Group, grid: Grid, who: str) -> None:
-    """Refuse, on behalf of `who`, a rectangle whose rows and columns the group would swap."""
+    """Raise ValueError, naming `who`, for a rectangle whose rows and columns the group would swap."""
     group.require_grid(who)
     if group.swaps_axes and grid[0] != grid[1]:
         raise ValueError(f"{who}: {group} turns rows into columns and needs a square grid, got {grid}")
 
 
 def check_tokens(x: Feature, grid: Grid, who: str) -> None:
-    """Refuse, on behalf of `who`, tokens `(B, N, ...)` that are not as many as the places of a grid."""
+    """Raise ValueError, naming `who`, for tokens `(B, N, ...)` that are not as many as the places of a grid."""
     if not is_symbolic(x) and x[0].shape[1] != prod(grid):
         raise ValueError(f"{who}: grid {grid} has {prod(grid)} places, got {x[0].shape[1]} tokens")
 
@@ -305,7 +305,7 @@ def _unfold_mirror(even: Tensor, odd: Tensor, dim: int, places: int, scaled: boo
 
 
 def _reflect(x: Tensor, dim: int, places: int, odd: bool) -> Tensor:
-    """A half, behind it zeros or nothing in the middle, and its mirror image, negated if it is odd."""
+    """A half, after it zeros or nothing in the middle, and its mirror image, negated if it is odd."""
     image = x.narrow(dim, 0, places // 2).flip(dim)
     if not odd:
         return torch.cat([x, image], dim)

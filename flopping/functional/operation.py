@@ -130,10 +130,10 @@ class Recomputed(torch.autograd.Function):
 
 
 @contextmanager
-def keep_none_of(x: Feature) -> Iterator[None]:
+def recompute_in_backward(x: Feature) -> Iterator[None]:
     """Within it, autograd doesn't keep parts that an `operation` made: the operation runs again when they are needed.
 
-    So a linear layer behind an activation keeps nothing: its input is recomputed from what the activation keeps.
+    So a linear layer after an activation keeps nothing: its input is recomputed from what the activation keeps.
     """
     made = {part.data_ptr(): part for part in x if isinstance(part.grad_fn, Recomputed._backward_cls)}
 

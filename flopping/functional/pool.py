@@ -16,7 +16,7 @@ from flopping.functional.window import Window
 
 
 def max_pool2d(x: Feature, layout: Layout, window: Window, function: Pointwise | None = None) -> Feature:
-    """The largest value of every window, in the regular basis, behind a pointwise function if one is given.
+    """The largest value of every window, in the regular basis, after a pointwise function if one is given.
 
     Activation and pooling together change the basis once.
     """

@@ -35,7 +35,7 @@ class Window:
         )
 
     def require_square(self, group: Group, who: str) -> None:
-        """Refuse, on behalf of `who`, a group without pixels, and a window that the group turns into another one."""
+        """Raise ValueError, naming `who`, for a group without pixels or a window that it turns into another one."""
         group.require_grid(who)
         pairs = (self.kernel, self.stride, self.padding, self.dilation)
         if group.swaps_axes and any(rows != columns for rows, columns in pairs):
@@ -50,7 +50,7 @@ class Window:
         return rows, columns
 
     def check(self, group: Group, size: Grid, who: str) -> None:
-        """Refuse, on behalf of `who`, a map on which the mirror image of a window is no window.
+        """Raise ValueError, naming `who`, for a map on which the mirror image of a window is no window.
 
         >>> from flopping import flop
         >>> Window.of(3, 2, 1).check(flop, (56, 56), "Conv2d")  # doctest: +NORMALIZE_WHITESPACE

@@ -152,7 +152,7 @@ def character_table(table: Tensor) -> Tensor:
         if gap > best_gap:
             best_gap, vectors = gap, candidate
     vectors = vectors / vectors[:1].sgn()  # chi(1) > 0
-    rows = snap(vectors.T * math.sqrt(order) / root)
+    rows = round_to_halves(vectors.T * math.sqrt(order) / root)
 
     def key(row: list[complex]) -> list[tuple[float, float]]:
         first, *rest = [(round(z.real, 6), round(z.imag, 6)) for z in row]
@@ -225,9 +225,9 @@ def class_sizes(table: Tensor) -> tuple[Tensor, Tensor]:
     return class_of.bincount().to(torch.float64), class_of
 
 
-def snap(x: Tensor) -> Tensor:
-    """Multiples of 1/2, frequent in characters, made exact. Moves no entry by more than rounding did."""
+def round_to_halves(x: Tensor) -> Tensor:
+    """Multiples of 1/2, frequent in characters, made exact. Changes entries by rounding error only."""
     if x.is_complex():
-        return torch.complex(snap(x.real), snap(x.imag))
+        return torch.complex(round_to_halves(x.real), round_to_halves(x.imag))
     nearest = (2 * x).round() / 2 + 0.0
     return torch.where((x - nearest).abs() < 1e-12, nearest, x)

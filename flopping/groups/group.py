@@ -152,13 +152,13 @@ class Group:
         return next(i for i, irrep in enumerate(self.irreps) if irrep.dim == 1 and irrep.signs == signs)
 
     def require_grid(self, who: str) -> None:
-        """Refuse, on behalf of `who`, a group that doesn't act on pixels."""
+        """Raise ValueError, naming `who`, for a group that doesn't act on pixels."""
         if not self.symmetries:
             names = ", ".join(_grid_groups())
             raise ValueError(f"{who} needs a group that acts on the pixel grid ({names}), got {self}")
 
     def require_signs(self, who: str) -> None:
-        """Refuse, on behalf of `who`, a group with irreps of dimension above one."""
+        """Raise ValueError, naming `who`, for a group with irreps of dimension above one."""
         if not self.signs_only:
             large = [irrep.name for irrep in self.irreps if irrep.dim > 1]
             supported = ", ".join(name for name, group in _grid_groups().items() if group.signs_only)

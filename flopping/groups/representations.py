@@ -26,8 +26,8 @@ from flopping.groups.characters import (
     inverses,
     matrix_stack,
     normal,
+    round_to_halves,
     seeded,
-    snap,
 )
 
 # --- real irreps -----------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def endomorphisms(matrices: Tensor) -> Tensor:
         found.append(unit * math.sqrt(dim) / unit.norm())
     if kind is SchurType.QUATERNIONIC:
         found.append(found[1] @ found[2])
-    return snap(torch.stack(found))
+    return round_to_halves(torch.stack(found))
 
 
 def real_irreps(table: Tensor) -> tuple[RealIrrep, ...]:
@@ -143,7 +143,7 @@ def real_irreps(table: Tensor) -> tuple[RealIrrep, ...]:
         matrices = basis.T @ basis[table[inverse]]  # (R(g) basis)[a] = basis[g^-1 a]
         units = endomorphisms(matrices)
         frame = _orbits(units, dim // kind.degree)
-        matrices, units = (snap(frame.T @ stack @ frame) for stack in (matrices, units))
+        matrices, units = (round_to_halves(frame.T @ stack @ frame) for stack in (matrices, units))
         irreps.append(RealIrrep(matrices, kind, units))
     return tuple(sorted(irreps, key=lambda irrep: irrep.dim))
 

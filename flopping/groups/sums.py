@@ -21,7 +21,7 @@ class Sums(NamedTuple):
     """How to multiply a matrix with tensors, in three steps."""
 
     pairs: tuple[Signs, ...]
-    """Sums and differences of two terms that occur more than once; each is a new term, numbered behind the others."""
+    """Sums and differences of two terms that occur more than once; each is a new term, numbered after the others."""
     scaled: tuple[tuple[float, Signs], ...]
     """Sums with one coefficient, times that."""
     rows: tuple[Signs, ...]

@@ -62,7 +62,7 @@ def parities(layout: Layout | None) -> Tensor | None:
 def capture(model: nn.Module, image: Tensor, block: int | None = None) -> Captured:
     """Run a network on a prepared image `(1, C, H, W)` and on its mirror image.
 
-    Features are those behind a block (of networks in stages: behind a stage), counted from 0, or from -1 at the end.
+    Features are those after a block (of networks in stages: after a stage), counted from 0, or from -1 at the end.
     Attention is that of the same block, by default of the last one.
     """
     network: Any = model

@@ -37,7 +37,7 @@ SHOES = ("Sandal", "Sneaker", "Ankle boot")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoResult:
     """A trained network and its answers."""
 
     name: str
@@ -134,7 +134,7 @@ def _show_parts(console: Console) -> None:
     )
 
 
-def _test(name: str, recipe: Recipe, run: Path, images: ImageDataset) -> Outcome:
+def _test(name: str, recipe: Recipe, run: Path, images: ImageDataset) -> DemoResult:
     """Show a trained network the test images and their mirror images."""
     model, _ = load_checkpoint(find_checkpoint(run / "last"))
     model.eval()
@@ -147,7 +147,7 @@ def _test(name: str, recipe: Recipe, run: Path, images: ImageDataset) -> Outcome
             for batch in read_evaluation_batches(images, preparation, 100, 0)
         ]
     size = (recipe.in_chans, recipe.img_size, recipe.img_size)
-    return Outcome(
+    return DemoResult(
         name,
         sum(parameter.numel() for parameter in model.parameters()),
         count(model, size).flops,
@@ -156,7 +156,7 @@ def _test(name: str, recipe: Recipe, run: Path, images: ImageDataset) -> Outcome
     )
 
 
-def _show_table(console: Console, ordinary: Outcome, equivariant: Outcome, shoes: Tensor) -> None:
+def _show_table(console: Console, ordinary: DemoResult, equivariant: DemoResult, shoes: Tensor) -> None:
     table = Table("", "ordinary", "equivariant", "ratio")
     for what, form, x, e in (
         ("parameters", "{:.1f} k", ordinary.parameters / 1e3, equivariant.parameters / 1e3),
@@ -174,7 +174,7 @@ def _show_table(console: Console, ordinary: Outcome, equivariant: Outcome, shoes
     console.print(table)
 
 
-def _explain(console: Console, ordinary: Outcome, equivariant: Outcome, shoes: Tensor) -> None:
+def _explain(console: Console, ordinary: DemoResult, equivariant: DemoResult, shoes: Tensor) -> None:
     before, after = (ordinary.score(shoes, mirrored=mirrored) for mirrored in (False, True))
     console.print(
         "\n[bold]What you see.[/bold] Nearly all shoes of this data set face left. The ordinary network has learned"

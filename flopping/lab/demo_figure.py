@@ -14,7 +14,7 @@ from flopping.data.images import ImageDataset
 from flopping.lab.drawing import BACKGROUND, COLOURS, INK, WIDTH, finished, save, style
 
 if TYPE_CHECKING:
-    from flopping.lab.demo import Outcome
+    from flopping.lab.demo import DemoResult
 
 SHOWN = 6
 RIGHT, WRONG = "#1a7f37", "#cf222e"
@@ -22,7 +22,7 @@ FIRST, SECOND = list(COLOURS.values())[:2]
 """Of the ordinary network and of the equivariant one."""
 
 
-def draw(ordinary: Outcome, equivariant: Outcome, images: ImageDataset, shoes: Tensor, path: Path) -> None:
+def draw(ordinary: DemoResult, equivariant: DemoResult, images: ImageDataset, shoes: Tensor, path: Path) -> None:
     """Write the picture as PNG."""
     with style():
         from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def draw(ordinary: Outcome, equivariant: Outcome, images: ImageDataset, shoes: T
         save(finished(figure), path)
 
 
-def _choose(ordinary: Outcome, equivariant: Outcome, shoes: Tensor) -> list[int]:
+def _choose(ordinary: DemoResult, equivariant: DemoResult, shoes: Tensor) -> list[int]:
     """Shoes that both networks know: mostly those that the ordinary one doesn't know in the mirror."""
     known = shoes & (ordinary.seen == ordinary.labels) & (equivariant.seen == ordinary.labels)
     lost = (known & (ordinary.mirrored != ordinary.labels)).nonzero()[:, 0].tolist()
@@ -53,7 +53,9 @@ def _choose(ordinary: Outcome, equivariant: Outcome, shoes: Tensor) -> list[int]
     return list(dict.fromkeys(chosen))[:SHOWN]
 
 
-def _draw_image(axes: Any, pixels: Any, classes: Sequence[str], index: int, *outcomes: Outcome, mirrored: bool) -> None:
+def _draw_image(
+    axes: Any, pixels: Any, classes: Sequence[str], index: int, *outcomes: DemoResult, mirrored: bool
+) -> None:
     """An image with the answers of the networks below it."""
     axes.imshow(pixels, cmap="gray_r", interpolation="nearest")
     axes.set_axis_off()
@@ -71,7 +73,7 @@ def _draw_image(axes: Any, pixels: Any, classes: Sequence[str], index: int, *out
         )
 
 
-def _draw_costs(axes: Any, ordinary: Outcome, equivariant: Outcome) -> None:
+def _draw_costs(axes: Any, ordinary: DemoResult, equivariant: DemoResult) -> None:
     """Each figure as a share of the ordinary network's."""
     x, e = ordinary, equivariant
     rows = {
@@ -89,7 +91,7 @@ def _draw_costs(axes: Any, ordinary: Outcome, equivariant: Outcome) -> None:
     axes.set(title="Equivariant, as a share of ordinary", xlim=(0, max(1.25, *rows.values()) + 0.1))
 
 
-def _draw_accuracies(axes: Any, outcomes: Sequence[Outcome], shoes: Tensor) -> None:
+def _draw_accuracies(axes: Any, outcomes: Sequence[DemoResult], shoes: Tensor) -> None:
     everything = torch.ones_like(shoes)
     groups = {
         "all images": (everything, False),

@@ -82,7 +82,7 @@ def finished(figure: Figure) -> Figure:
     return figure
 
 
-def across(number: int) -> int:
+def panels_per_row(number: int) -> int:
     """How many of so many panels are side by side."""
     return 2 if number in (2, 4) else min(number, 3)
 
@@ -91,7 +91,7 @@ def panels(number: int, height: float, share: bool = True) -> tuple[Figure, list
     """So many panels, row by row, with shared axes or their own."""
     from matplotlib.figure import Figure
 
-    columns = across(number)
+    columns = panels_per_row(number)
     down = -(-number // columns)
     figure = Figure(figsize=(WIDTH if columns > 1 else 0.7 * WIDTH, height * down), layout="constrained")
     found = figure.subplots(down, columns, sharex=share, sharey=share, squeeze=False).flatten().tolist()

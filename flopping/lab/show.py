@@ -102,14 +102,14 @@ def open_picture(name: str) -> Image.Image:
         raise UsageError(f"{name!r} can't be shown: {error}") from error
 
 
-def look(classifier: Classifier, image: Image.Image, *, block: int | None = None, channels: int = 3) -> View:
+def capture_view(classifier: Classifier, image: Image.Image, *, block: int | None = None, channels: int = 3) -> View:
     """Show an image and its mirror image to a network.
 
     `block` counts from 0; by default it is one that shows places well. `channels` are shown of each kind.
     """
     prepared = classifier.prepare([image])
     seen = capture(classifier.model, prepared, block)
-    focus, name, focus_difference = _focus(seen, _pixels(classifier, prepared))
+    focus, name, focus_difference = _attention_overlay(seen, _pixels(classifier, prepared))
     sections, chosen, differences = [focus], {}, {}
     signs = parities(seen.layout)
     for kind, sign in (("plain", 1.0),) if signs is None else (("even", 1.0), ("odd", -1.0)):
@@ -170,7 +170,7 @@ def _pixels(classifier: Classifier, prepared: Tensor) -> RGB:
     return pixels
 
 
-def _focus(seen: Captured, pixels: RGB) -> tuple[Section, str, float]:
+def _attention_overlay(seen: Captured, pixels: RGB) -> tuple[Section, str, float]:
     """The image under the attention of the class token, or under the strength of the features."""
     name, heading, how = "attention", "Attention of the class token", f"{seen.attention_layer}, mean over heads"
     maps = seen.attention

@@ -92,7 +92,7 @@ def _draw_answer(figure: Any, y: float, view: View) -> None:
     _write_heading(figure, y, view.answer)
     y += HEADING
     longest = max(max(score.probabilities) for score in view.scores)
-    ends = (0.0, 1.45 * longest)  # room for the numbers behind the bars
+    ends = (0.0, 1.45 * longest)  # room for the numbers after the bars
     for side, (x, align) in enumerate(((MARGIN, "right"), (WIDTH / 2 + NAMES, "left"))):
         axes = _add_axes(figure, x, y, WIDTH / 2 - MARGIN - NAMES, BAR * len(view.scores), "answer")
         axes.set(xlim=ends if side else ends[::-1], ylim=(len(view.scores) - 0.5, -0.5))

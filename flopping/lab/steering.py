@@ -103,7 +103,7 @@ class Moments:
         """The mean squared distance of a feature from the mean."""
         return float(self.spread.trace())
 
-    def around(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+    def center_at(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         """S and X with deviations from another mean."""
         shift = torch.outer(self.mean - mean, self.mean - mean)
         return self.spread + shift, self.cross + shift
@@ -157,7 +157,7 @@ def best_ridge(fit: Moments, other: Moments) -> float:
     variances, axes = _live(fit)
     cross = axes.T @ fit.cross @ axes
     square = cross @ cross
-    their_spread, their_cross = (axes.T @ matrix @ axes for matrix in other.around(fit.mean))
+    their_spread, their_cross = (axes.T @ matrix @ axes for matrix in other.center_at(fit.mean))
     errors = []
     for ridge in RIDGES:
         inverse = 1 / (variances + ridge * variances.mean())
@@ -177,7 +177,7 @@ def error_of(matrix: Tensor, mean: Tensor, moments: Moments) -> float:
     >>> [round(error_of(factor * one, even.mean, even), 6) for factor in (1, 0, -1)]
     [0.0, 1.0, 4.0]
     """
-    spread, cross = moments.around(mean)
+    spread, cross = moments.center_at(mean)
     left = spread.trace() - 2 * (matrix * cross).sum() + ((matrix @ spread) * matrix).sum()
     return max(0.0, float(left)) / moments.variance
 

@@ -70,7 +70,7 @@ class Backbone(Module):
     @property
     @abstractmethod
     def stage_layers(self) -> list[list[nn.Module]]:
-        """The layers behind the embedding, grouped by where features may be taken."""
+        """The layers after the embedding, grouped by where features may be taken."""
 
     @abstractmethod
     def finish(self, x: Feature) -> Tensor:
@@ -162,11 +162,11 @@ class Backbone(Module):
         return self.finish(x)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Features behind the last block and the final norm, before pooling."""
+        """Features after the last block and the final norm, before pooling."""
         return self.finish(self._run(self._layers, self.embed(x), context=self.context(x)))
 
     def forward_all(self, x: Tensor) -> Tensor:
-        """The same logits as `forward` gives, by way of all features of the last block."""
+        """The same logits as `forward` gives, computing the whole last block."""
         return self.forward_head(self.forward_features(x))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ class Backbone(Module):
         return self.finish(feature), found
 
     def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
-        """The feature behind a stage as one tensor, channels last; normed where there is a norm to ask for."""
+        """The feature after a stage as one tensor, channels last; normed where there is a norm to ask for."""
         return self.layouts[stage].merge(x)
 
     def _public(self, x: Tensor, image: Tensor, output_fmt: str, prefix: bool) -> Intermediate:
@@ -229,7 +229,7 @@ class Backbone(Module):
         count = len(self.stage_layers)
         take, last = feature_take_indices(count, indices)
         if last + 1 < count and not prune_head:
-            raise ValueError(f"behind index {last} there is nothing that the head could read: say prune_head=True")
+            raise ValueError(f"after index {last} there is nothing that the head could read: say prune_head=True")
         self._prune(last + 1)
         self.layouts, self.feature_info = self.layouts[: last + 1], self.feature_info[: last + 1]
         self.is_pruned = self.is_pruned or last + 1 < count
@@ -247,7 +247,7 @@ class Backbone(Module):
 
     @abstractmethod
     def _prune(self, stages: int) -> None:
-        """Drop all layers behind a number of stages."""
+        """Drop all layers after a number of stages."""
 
 
 def run(
@@ -327,8 +327,8 @@ class TokenBackbone(Backbone):
             raise ValueError("norm=True: the final norm was pruned away")
         if norm and self.layouts[stage] != self.last_layout:
             raise ValueError(
-                f"norm=True: behind block {stage} there is {self.layouts[stage]}, but the final norm takes"
-                f" {self.last_layout}; choose blocks behind the last hand-off"
+                f"norm=True: after block {stage} there is {self.layouts[stage]}, but the final norm takes"
+                f" {self.last_layout}; choose blocks after the last hand-off"
             )
         return self.finish(x) if norm else super()._packed(x, stage, norm)
 

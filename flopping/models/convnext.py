@@ -76,7 +76,7 @@ class ConvNeXtBlock(Module):
 
 
 class Stage(nn.Module):
-    """Blocks of one width, behind a norm and a downsampling if the stage has them, with hand-offs in between."""
+    """Blocks of one width, after a norm and a downsampling if the stage has them, with hand-offs in between."""
 
     def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], handoffs: dict[int, Module]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Stage(nn.Module):
         return steps
 
     def prune(self, blocks: int) -> None:
-        """Drop all layers behind a number of blocks."""
+        """Drop all layers after a number of blocks."""
         self.blocks = self.blocks[:blocks]
         for i in [key for key in self.handoffs if int(key) >= blocks]:
             del self.handoffs[i]
@@ -127,8 +127,8 @@ class MapHead(nn.Module):
 class ConvNeXt(Backbone):
     """ConvNeXt for every group; `group="trivial"` is timm's, with the same weights.
 
-    `depths` and `dims` of one stage make the isotropic form, whose features may be taken behind every block; with
-    several stages they are taken behind each stage. `handoffs` counts blocks through all stages; other arguments as
+    `depths` and `dims` of one stage make the isotropic form, whose features may be taken after every block; with
+    several stages they are taken after each stage. `handoffs` counts blocks through all stages; other arguments as
     for `VisionTransformer`. `forward_features` is the last map, `(B, C, H, W)` with channels [even | odd]; the head
     reads the mean of the even ones.
 
@@ -225,7 +225,7 @@ class ConvNeXt(Backbone):
         initialise(self, self.weight_init, skip=embed, head_dim=self.num_features)
 
     def _describe(self, schedule: Schedule, dims: Sequence[int], depths: Sequence[int]) -> None:
-        """Where features may be taken: behind every block of the isotropic form, else behind every stage."""
+        """Where features may be taken: after every block of the isotropic form, else after every stage."""
         if self.isotropic:
             self.layouts = [schedule.layout_out(b, dims[0]) for b in range(depths[0])]
             places = [(f"stages.0.blocks.{b}", 1) for b in range(depths[0])]

@@ -76,7 +76,7 @@ def fuse(model: M) -> M:
 
 
 def _fold_norm(block: nn.Module, name: str, after: Linear) -> None:
-    """Scale and shift of a norm, or of an affine layer, into the linear layer behind it."""
+    """Scale and shift of a norm, or of an affine layer, into the linear layer after it."""
     norm = getattr(block, name)
     if isinstance(norm, LayerNorm) and norm.weight is not None:
         _scale_inputs(after, _by_irrep(after, norm.weight), norm.bias)

@@ -33,7 +33,7 @@ class ResidualBlock(Module):
     """act(x + branch(x)) on maps; the branch is 3 x 3, 3 x 3, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
 
     Behind every convolution stands a batch norm, and between them an activation. Where stride or width change, the
-    shortcut is a 1 x 1 convolution, behind a pooling with `shortcut_pool` places if that is given. `invariant_only`,
+    shortcut is a 1 x 1 convolution, after a pooling with `shortcut_pool` places if that is given. `invariant_only`,
     for a block before an invariant hand-off: the result has the trivial irrep only.
 
     >>> layout = Layout.regular("flop", 8)
@@ -108,7 +108,7 @@ class ResNet(Backbone):
     """ResNet for groups with 1-dimensional irreps; `group="trivial"` is timm's, with the same weights.
 
     `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
-    taken behind the stem and behind every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3) or
+    taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3) or
     "small" (one 3 x 3 without stride and no pooling, for small images). `avg_down` puts a mean before the convolution
     of a shortcut: over 2 x 2 places in an ordinary network, as in timm, over 3 x 3 in others, which need odd sizes.
     `handoffs` counts blocks through all stages; other arguments as for `VisionTransformer`.
@@ -229,7 +229,7 @@ class ResNet(Backbone):
 
     @staticmethod
     def _reduction_of(feature: int, pooled: bool) -> int:
-        """Pixels for one place behind the stem (0) and behind every stage."""
+        """Pixels for one place after the stem (0) and after every stage."""
         before = 2 if pooled and not feature else 4 if pooled else 1
         return int(before * 2 ** max(feature - 1, 0))
 

@@ -70,7 +70,7 @@ class Schedule:
             raise ValueError(f"a network has at least one block, got {depth}")
         self.handoffs = _checked(handoffs, depth)
         if self.handoffs.get(0) == "invariant":
-            raise ValueError("an invariant hand-off stands behind one block at least, got one before block 0")
+            raise ValueError("an invariant hand-off stands after one block at least, got one before block 0")
         self.first = Segment(get_group(group), invariant_share)
         segments = []
         segment = self.first
@@ -123,7 +123,7 @@ def _checked(handoffs: Handoffs | None, depth: int) -> dict[int, str]:
         # JSON, where configurations are kept, makes strings of numbers
         block = int(key) if isinstance(key, int) or (isinstance(key, str) and key.isdecimal()) else -1
         if not 0 <= block < depth:
-            raise ValueError(f"a hand-off stands before one of the blocks 0 to {depth - 1}, got {key!r}")
+            raise ValueError(f"the key of a hand-off is a block from 0 to {depth - 1}, got {key!r}")
         if block in found:
             raise ValueError(f"two hand-offs stand before block {block}: {dict(handoffs or {})}")
         name = kind.name if isinstance(kind, Group) else kind

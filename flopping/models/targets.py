@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from flopping import nn as fnn
 from flopping.errors import UsageError, as_usage_error
 from flopping.features import Feature
+from flopping.files import require_regular
+from flopping.models.arguments import CONFIG_ARGS, check_arguments
 from flopping.models.zoo import closest, registered_name
 
 LAYERS = [name for name in fnn.__all__ if name not in {"Module", "RotaryEmbed", "Sequential"}]
@@ -34,8 +37,7 @@ def load(target: str, img_size: int | None = None) -> nn.Module:
     """
     if target.startswith("local-dir:"):
         with as_usage_error(OSError, ValueError, KeyError, RuntimeError, context=repr(target)):
-            saved: nn.Module = timm.create_model(target, pretrained=True)
-        return saved
+            return load_folder(Path(target.removeprefix("local-dir:")))
     if ":" in target:
         return load_attribute(target)
     if target.endswith(".py"):
@@ -52,6 +54,17 @@ def load(target: str, img_size: int | None = None) -> nn.Module:
         return model
     with as_usage_error(ValueError, context=f"--img-size {img_size}"):
         model = timm.create_model(name, img_size=img_size)
+    return model
+
+
+def load_folder(folder: Path, *, pretrained: bool = True) -> nn.Module:
+    """The network in a folder that timm loads; its config.json sets no arguments but those of `CONFIG_ARGS`."""
+    path = folder / "config.json"
+    require_regular(path)
+    with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} can't be read"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+    check_arguments(config.get("model_args", {}) if isinstance(config, dict) else {}, CONFIG_ARGS, str(path))
+    model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=pretrained)
     return model
 
 

@@ -42,11 +42,11 @@ class VisionTransformer(TokenBackbone):
     of the norms. `readout` is what the class token hands to the head: "even", or "abs" for [even | |odd|].
     `weight_init="reference"` starts weights as the paper did, whatever the width of their block.
 
-    `reg_tokens` are learned tokens behind the class token. `use_rot_pos_emb` turns queries and keys by their places,
+    `reg_tokens` are learned tokens after the class token. `use_rot_pos_emb` turns queries and keys by their places,
     and `use_abs_pos_emb=False` leaves the learned positions out. `qk_norm` normalises queries and keys. `gated_mlp`
     makes `act_layer` a gate: with "silu" it is SwiGLU.
 
-    Features behind the final norm (`forward_features`, pooled features, num_classes=0) are the invariant channels
+    Features after the final norm (`forward_features`, pooled features, num_classes=0) are the invariant channels
     only, `num_features` of them. `forward_intermediates` gives even and odd ones.
 
     >>> import torch

@@ -54,7 +54,7 @@ def under_our_names(state_dict: Mapping[str, Tensor], model: nn.Module) -> State
 
 
 def _renamed(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
-    """timm's weights as ours, whatever their sizes; those that have no name of ours keep theirs."""
+    """timm's weights as ours, whatever their sizes; unknown keys are kept."""
     own = model.state_dict()
     names = {timm_name(key, model): key for key in own}
     names |= {

@@ -44,7 +44,7 @@ def _default_cfg(entry: Entry) -> dict[str, Any]:
 
 def _entrypoint(entry: Entry) -> Callable[..., Backbone]:
     stages = len(entry.args["depths"]) if entry.model in (ConvNeXt, ResNet) else 1
-    every = tuple(range(stages + (entry.model is ResNet)))  # a ResNet has one more map, behind its stem
+    every = tuple(range(stages + (entry.model is ResNet)))  # a ResNet has one more map, after its stem
 
     def create(pretrained: bool = False, **kwargs: Any) -> Backbone:
         if kwargs.get("feature_cls", "getter") != "getter":

@@ -19,7 +19,7 @@ from flopping.nn.norm import LayerNorm, add_branch, layer_scale
 class Mlp(Module):
     """Linear, activation, Linear, on every place for itself.
 
-    Called with `read`, the second linear map follows it, which is the same and less work. With dropout behind that map
+    Called with `read`, the second linear map follows it, which is the same and less work. With dropout after that map
     it is not: then `read` has to be a selection.
 
     With `gated`, the first map has twice the hidden copies, and one half, through the function, multiplies the other:

@@ -172,7 +172,7 @@ class Restrict(Module):
 class InvariantHead(Module):
     """One ordinary linear layer on the pooled trivial irrep: logits that the group doesn't change.
 
-    `pool` is "avg" (mean over all places behind `num_prefix_tokens`), "token" (the first one) or None for a
+    `pool` is "avg" (mean over all places after `num_prefix_tokens`), "token" (the first one) or None for a
     feature that has been pooled. `num_classes=0` gives the pooled features themselves.
 
     >>> from flopping import flop
@@ -229,4 +229,4 @@ class InvariantHead(Module):
             kinds = "tokens (B, N) or maps (B, H, W)" if maps else "tokens (B, N)"
             raise ValueError(f"InvariantHead with pool={self.pool!r} takes {kinds}, got {tuple(even.shape)}")
         if even.shape[1] <= self.num_prefix_tokens:
-            raise ValueError(f"no token is left behind {self.num_prefix_tokens} prefix tokens, got {even.shape[1]}")
+            raise ValueError(f"no token is left after {self.num_prefix_tokens} prefix tokens, got {even.shape[1]}")

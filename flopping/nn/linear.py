@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
-from flopping.functional.operation import keep_none_of
+from flopping.functional.operation import recompute_in_backward
 from flopping.groups.sums import combine
 from flopping.nn.module import Module
 
@@ -68,7 +68,7 @@ class Linear(Module):
         x = self.in_layout.parts(x, "Linear")
         if torch.compiler.is_compiling() or is_symbolic(x) or not torch.is_grad_enabled():
             return tuple([self._block(i, part) for i, part in enumerate(x)])
-        with keep_none_of(x):
+        with recompute_in_backward(x):
             return tuple([self._block(i, part) for i, part in enumerate(x)])
 
     def share(self, x: Feature, start: int, end: int, shares: int) -> Feature:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopping.checkpoints.weight_files import CONFIG, WEIGHTS, read_torch, read_weights
+from flopping.checkpoints.weight_files import CONFIG, WEIGHTS, read_torch, read_weights, write_safetensors
 from flopping.errors import UsageError
 from flopping.files import require_regular
 
@@ -37,7 +37,6 @@ AVERAGE, TRAINING = "ema.safetensors", "training.pt"
 KEEP = 2
 """How many of the newest checkpoints are kept."""
 _NAME = re.compile(r"step-([0-9]{8,})")
-_WORDS = {"float": "F", "bfloat": "BF", "int": "I", "uint": "U"}
 
 
 class CorruptedCheckpointError(UsageError):
@@ -306,7 +305,7 @@ def _write_file(path: Path, content: Any) -> str:
     file = _HashedFile(path)
     try:
         if path.suffix == ".safetensors":
-            _write_safetensors(file, content)
+            write_safetensors(file, content)
         elif path.suffix == ".pt":
             torch.save(content, file)  # type: ignore[arg-type]
         else:
@@ -319,33 +318,6 @@ def _write_file(path: Path, content: Any) -> str:
         with suppress(OSError):  # after a failed write it tries to write its buffer once more
             file.file.close()
     return file.digest.hexdigest()
-
-
-def _write_safetensors(file: _HashedFile, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors one by one. `safetensors.torch.save_file` neither hashes nor works on a file that does."""
-    # wide types first, as the library does, so that all values are aligned
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for name, tensor in ordered:
-        end = start + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _name_dtype(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for _, tensor in ordered:
-        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _name_dtype(dtype: torch.dtype) -> str:
-    """The name of a type in safetensors.
-
-    >>> _name_dtype(torch.bfloat16), _name_dtype(torch.uint8), _name_dtype(torch.bool)
-    ('BF16', 'U8', 'BOOL')
-    """
-    word, bits = re.fullmatch(r"torch\.([a-z]+)(\d*)", str(dtype)).groups()  # type: ignore[union-attr]
-    return f"{_WORDS[word]}{bits}" if bits else word.upper()
 
 
 def _remove(path: Path) -> None:

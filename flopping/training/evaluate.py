@@ -122,8 +122,8 @@ class Evaluation:
     """The accuracy of a checkpoint, and the images that could not be read."""
 
     folder: Path
-    is_best: bool
-    """Whether it is the checkpoint of a run that was chosen by its accuracy."""
+    weights: str
+    """averaged, best (of a run, chosen by their accuracy), last (of a run), or saved if they are none of these."""
     model: str
     images: str
     """The images it was tested on."""
@@ -174,9 +174,10 @@ def evaluate_checkpoint(
         with detect_lost_workers(workers):
             found = accuracy(model, named, world, nullcontext, dtype=torch.float32, group=moving, each=report)
         lost = sorted(set().union(*world.all_gather_object(unreadable)))
-    is_best = (folder.parent.parent / "best").resolve() == folder
+    links = (name for name in ("best", "last") if (folder.parent.parent / name).resolve() == folder)
+    weights = "averaged" if average else next(links, "saved")
     return Evaluation(
-        folder, is_best, config["architecture"], source.name, found, [source.locate(index) for index in lost]
+        folder, weights, config["architecture"], source.name, found, [source.locate(index) for index in lost]
     )
 
 
@@ -222,7 +223,7 @@ class UnreadableImages:
             yield batch
 
     def gather(self) -> None:
-        """Tell all ranks what one of them has found; stop if it is too much."""
+        """Gather unreadable images from all ranks; stop above the allowed share."""
         self.known |= set().union(*self.world.all_gather_object(self.found))
         self.found.clear()
         if len(self.known) > self.share * len(self.train):
@@ -265,7 +266,7 @@ def pad_after_read_error(
     try:
         yield from batches
     except READ_ERRORS as error:
-        report(_last_line(error))
+        report(str(error) or repr(error))
         while True:
             yield blank()
 
@@ -280,7 +281,7 @@ def stop_on_all_ranks(batches: Iterable[Batch], world: World, stop_requested: Ca
         except READ_ERRORS as error:
             if world.size == 1:
                 raise
-            problem = _last_line(error)
+            problem = str(error) or repr(error)
         failed, stopped = world.all_reduce([float(problem is not None), float(stop_requested())])
         if failed:
             raise RunStoppedError(world.first_problem(problem))
@@ -289,8 +290,3 @@ def stop_on_all_ranks(batches: Iterable[Batch], world: World, stop_requested: Ca
         if stopped:
             raise StopRequested
         yield batch
-
-
-def _last_line(error: Exception) -> str:
-    """The reason of an error: torch puts the traceback of a worker before it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, fields, replace
-from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,13 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from flopping.data.images import ImageDataset
-from flopping.errors import UsageError
+from flopping.errors import UsageError, as_usage_error
 from flopping.files import atomic_write, require_regular
 from flopping.training.networks import identify
 from flopping.training.recipe import Count, Recipe, read
 
 RUN = "run.json"
 FORMAT = "flopping-run-1"
-_UNREADABLE = (
-    KeyError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    UnicodeDecodeError,
-    JSONDecodeError,
-    ValidationError,
-)
 
 
 @checked_dataclass(config=ConfigDict(extra="ignore"), frozen=True)
@@ -60,18 +50,17 @@ class Job:
     def read(cls, folder: Path) -> Job:
         path = folder / RUN
         require_regular(path)
-        try:
+        if not path.exists():
+            raise UsageError(f"{str(folder)!r} is no run: it has no {RUN}")
+        with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} does not describe a run"):
             content = json.loads(path.read_text(encoding="utf-8"))
-            form = content.pop("format")
-            if form != FORMAT:
-                raise UsageError(f"{str(path)!r} is of format {form!r}; this version reads {FORMAT!r}")
-            recipe = read(content.pop("recipe"), f"the recipe in {str(path)!r}")
-            content["micro_batch"] = content.pop("chunk", content.get("micro_batch"))  # the name in older versions
-            return cls(recipe=recipe, **content)
-        except FileNotFoundError as error:
-            raise UsageError(f"{str(folder)!r} is no run: it has no {RUN}") from error
-        except _UNREADABLE as error:
-            raise UsageError(f"{str(path)!r} does not describe a run ({type(error).__name__}: {error})") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            form = content.get("format") if isinstance(content, dict) else None
+            raise UsageError(f"{str(path)!r} is of format {form!r}; this version reads {FORMAT!r}")
+        recipe = read(str(content.pop("recipe", "")), f"the recipe in {str(path)!r}")
+        content["micro_batch"] = content.pop("chunk", content.get("micro_batch"))  # the name in older versions
+        with as_usage_error(ValidationError, context=f"{str(path)!r} does not describe a run"):
+            return cls(recipe=recipe, **{name: value for name, value in content.items() if name != "format"})
 
     def resume(self, stored: Job, folder: Path) -> Job:
         """The stored job, with its data where this one finds it; refused if this one asks for something else.

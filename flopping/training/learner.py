@@ -26,6 +26,7 @@ from flopping.checkpoints.weight_files import WEIGHTS
 from flopping.data.batches import Batch
 from flopping.data.order import MicroBatchSampler, derive_seed, seed_generators
 from flopping.errors import UsageError
+from flopping.models.weights import check_weights
 from flopping.training.checkpoint import AVERAGE, TRAINING, Checkpoint
 from flopping.training.distributed import (
     FULL,
@@ -90,7 +91,7 @@ class Learner:
         return torch.autocast(self.world.device.type, self.low_precision)
 
     def step(self, epoch: int, step: int, batches: Iterator[Batch]) -> Tensor:
-        """One step of the optimiser; gives this process's part of the loss, whose mean over all is that of the step."""
+        """One step of the optimiser. Returns this rank's loss, whose mean over ranks is the loss of the step."""
         self.optimizer.zero_grad(set_to_none=True)
         mine, passes, share = self.sampler.assigned, self.sampler.passes, self.sampler.mean_assigned
         total = torch.zeros((), device=self.world.device, dtype=self.dtype)
@@ -166,7 +167,7 @@ class Learner:
             with self.world.raise_on_all_ranks():
                 tensors = getattr(checkpoint, kind)() or {} if main else {}
                 if main:
-                    _require_same_shapes(network.state_dict(), tensors)
+                    check_weights(tensors, network.state_dict(), f"the network of {str(checkpoint.folder)!r}")
             load_full_state(network, tensors, self.world)
         optimizer: dict[str, Any] = {"state": {}, "param_groups": []}
         with self.world.raise_on_all_ranks():
@@ -185,7 +186,7 @@ class Learner:
         self.scaler.load_state_dict(self.world.broadcast_object(state.get("scaler", {})))
 
     def find_non_finite(self) -> str | None:
-        """What would be saved and holds NaN or an infinity, on this rank."""
+        """The first tensor to be saved that holds NaN or infinity, on this rank."""
         tensors = {f"the weights {name}": tensor for name, tensor in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"the average of {name}": value for name, value in self.average.module.state_dict().items()}
@@ -194,13 +195,6 @@ class Learner:
                 if isinstance(value, Tensor):
                     tensors[f"the optimizer's {key} of {name}"] = value
         return find_non_finite(tensors)
-
-
-def _require_same_shapes(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    for name in sorted({*own, *saved}):
-        ours, theirs = (tuple(state[name].shape) if name in state else None for state in (own, saved))
-        if ours != theirs:
-            raise UsageError(f"{name} has shape {theirs} there and {ours} in this network")
 
 
 def is_decayed(name: str, parameter: nn.Parameter, spared: set[str]) -> bool:

@@ -27,6 +27,7 @@ from flopping.errors import UsageError, as_usage_error
 from flopping.files import require_regular
 from flopping.groups import Group, flop, get_group
 from flopping.models import targets
+from flopping.models.arguments import MODEL_ARGS, check_arguments
 from flopping.models.backbone import Backbone
 from flopping.models.blocks import find_blocks
 from flopping.models.weights import load_weights
@@ -77,7 +78,7 @@ def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
 
 def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     registered = registered_name(name)
-    recipe.require_known_arguments()
+    check_arguments(recipe.model_args, MODEL_ARGS, "the recipe")
     args: dict[str, Any] = {"drop_rate": recipe.dropout, **recipe.model_args}
     if registered in ZOO and "weight_init" in signature(ZOO[registered].model).parameters:
         args["weight_init"] = recipe.weight_init
@@ -195,6 +196,10 @@ def find_checkpoint(path: Path) -> Path:
     raise UsageError(f"{str(path)!r} holds no checkpoint: neither {CONFIG} nor best/ or last/ with it")
 
 
+UNFIT = (AssertionError, KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError)
+"""What timm, torch and safetensors raise for names, values and files that don't fit."""
+
+
 def load_checkpoint(
     folder: Path, *, average: bool = False, code: str | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -212,15 +217,12 @@ def load_checkpoint(
     own = is_own_code(config["architecture"])
     if own or code is not None:
         _require_same_code(config, code, folder)
+    made = _build_from_code(code or "", config, folder) if own else None
     try:
-        model: nn.Module
-        if own:
-            model = _build_from_code(code or "", config)
-        else:
-            model = timm.create_model(f"local-dir:{folder}", pretrained=not average)
+        model = made or targets.load_folder(folder, pretrained=not average)
         if own or average:
             load_weights(model, read_weights(folder / (AVERAGE if average else WEIGHTS)))
-    except Exception as error:  # the readers of weights, and networks, raise errors of all kinds
+    except UNFIT as error:
         reason = shorten(" ".join(str(error).split()), 400)
         name = config["architecture"]
         raise UsageError(f"the network {name!r} in {str(folder)!r} can't be loaded: {reason}") from error
@@ -249,12 +251,13 @@ def _require_same_code(config: Mapping[str, Any], code: str | None, folder: Path
         raise UsageError(f"--code {code} is not the code that was trained in {str(folder)!r}: {name} as it was then")
 
 
-def _build_from_code(code: str, config: Mapping[str, Any]) -> nn.Module:
-    cfg = config["pretrained_cfg"]
-    chans, size, _ = cfg["input_size"]
-    offered = {"num_classes": config["num_classes"], "in_chans": chans, "img_size": size}
-    model = targets.load_attribute(code, config["model_args"], offered)
-    model.num_classes, model.pretrained_cfg = config["num_classes"], cfg
+def _build_from_code(code: str, config: Mapping[str, Any], folder: Path) -> nn.Module:
+    """A network of a user's own code, with the arguments of its training. Errors of that code stay as they are."""
+    with as_usage_error(KeyError, TypeError, ValueError, context=f"{str(folder / CONFIG)!r} is not of your own code"):
+        cfg, classes, args = config["pretrained_cfg"], config["num_classes"], dict(config["model_args"])
+        chans, size, _ = cfg["input_size"]
+    model = targets.load_attribute(code, args, {"num_classes": classes, "in_chans": chans, "img_size": size})
+    model.num_classes, model.pretrained_cfg = classes, cfg
     return model
 
 
@@ -297,7 +300,7 @@ def read_initial_classes(source: str) -> tuple[str, ...] | None:
 
 def load_timm_pretrained(name: str, **arguments: Any) -> nn.Module:
     """A network with the weights that timm knows for its name, which are downloaded once."""
-    with as_usage_error(Exception, context=f"the weights of {name!r} can't be downloaded"):  # every way has its own
+    with as_usage_error(*UNFIT, context=f"the weights of {name!r} can't be downloaded"):
         model: nn.Module = timm.create_model(name, pretrained=True, **arguments)
     return model
 

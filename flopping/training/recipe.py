@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
+from flopping.models.arguments import MAX_IMG_SIZE
 from flopping.training.schema import as_file_error, build, document, format_yaml, parse_yaml, unknown_field
 
 if TYPE_CHECKING:
@@ -57,15 +58,6 @@ SYNONYMS = {
 }
 """Names that fields have elsewhere, in timm above all: an error says what they are called here."""
 
-_MODEL_ARGS = """
-act_layer attn_drop_rate avg_down bottleneck channels class_token conv_bias conv_mlp depth depths dims
-dynamic_img_size embed_dim fc_norm final_norm fix_init global_pool group handoffs head_init_scale init_values
-invariant_share kernel_size kernel_sizes layers ls_init_value mlp_ratio no_embed_class norm_eps norm_layer num_blocks
-num_heads patch_drop_rate patch_size pos_drop_rate pre_norm proj_bias proj_drop_rate qk_norm qkv_bias readout
-reg_tokens stem_norm stem_type stem_width use_grn widths zero_init_last
-"""
-MODEL_ARGS = frozenset(_MODEL_ARGS.split())
-"""Arguments of networks that a recipe may set. timm's other ones read files and change what a network returns."""
 SET_BY_FIELDS = {
     "weight_init": "weight_init",
     "img_size": "img_size",
@@ -138,7 +130,7 @@ class Recipe:
         Positive | None, "where layer scales start, in networks that have them; null: as the network has it"
     ] = None
 
-    img_size: Annotated[Count, "height and width of images"] = 224
+    img_size: Annotated[Annotated[int, Interval(ge=1, le=MAX_IMG_SIZE)], "height and width of images"] = 224
     in_chans: Annotated[Count, "3 for colour images, 1 for grey ones"] = 3
     mean: Annotated[Numbers | None, "mean of the images' channels; null: the network's"] = None
     std: Annotated[PositiveNumbers | None, "standard deviation of the images' channels; null: the network's"] = None
@@ -218,14 +210,6 @@ class Recipe:
             raise ValueError(
                 f"augment is null or a policy of timm's, as 3a or rand-m9-mstd0.5-inc1, got {self.augment!r}"
             )
-
-    def require_known_arguments(self) -> None:
-        """Refuse arguments that a registered network of ours or timm's does not take from a recipe."""
-        for name in self.model_args:
-            if name not in MODEL_ARGS:
-                raise UsageError(
-                    f"model_args of a registered network are {', '.join(sorted(MODEL_ARGS))}; got {name!r}"
-                )
 
     @property
     def mixes(self) -> bool:

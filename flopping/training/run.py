@@ -224,6 +224,6 @@ def _find_start(folder: Path, here: World, console: Console, restart: bool) -> C
 
 
 def _find_result(folder: Path, step: int) -> Accuracy | None:
-    """The result of a run whose newest checkpoint is of a step, if that was its last one."""
+    """The result in the log, if the checkpoint is of the last step."""
     ends = [event for event in read_log(folder) if event.get("kind") == "end" and event.get("step") == step]
     return Accuracy.from_dict(ends[-1]["result"]) if ends else None

@@ -20,7 +20,7 @@ LOG = "log.jsonl"
 CURVES = "curves.png"
 """The figure that commands draw of a run."""
 SECONDS = 1.0
-"""The longest time between two looks at the losses and at requests to stop, if a step takes less."""
+"""The longest time between two synchronisations of the loss and of requests to stop, if a step takes less."""
 
 
 def read_log(run: Path, lines: int | None = None) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from flopping.errors import (
     pluralize,
     shorten,
 )
-from flopping.files import remedy
+from flopping.files import suggest_fix
 from flopping.groups import flop, get_group, trivial
 from flopping.models.weights import fit_weights
 from flopping.training.checkpoint import Checkpoint, CheckpointManager
@@ -56,7 +56,7 @@ from flopping.training.networks import (
 from flopping.training.run_log import LogInterval, Progress, RunLog, SyncInterval
 
 MAX_STEPS_PER_SYNC = {"cpu": 1, "cuda": 10}
-"""The largest number of steps between two looks at the losses, for which a GPU has to be waited for."""
+"""The largest number of steps between two synchronisations of the loss, for which a GPU has to be waited for."""
 
 
 class Trainer:
@@ -303,7 +303,7 @@ class Trainer:
             deque(parts, maxlen=0)  # takes part in gathering
         with self.world.raise_on_all_ranks():
             if isinstance(problem, OSError):
-                then = f"{self._name_last_checkpoint()}{remedy(problem)}, then go on with --resume"
+                then = f"{self._name_last_checkpoint()}{suggest_fix(problem)}, then go on with --resume"
                 raise RunStoppedError(f"{problem.strerror}. {then}") from problem
             if problem is not None:
                 raise problem

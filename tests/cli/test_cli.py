@@ -5,6 +5,7 @@ Whoever adds a command says by an example how it is called, and gives it --quiet
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shlex
@@ -262,7 +263,11 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
     assert figures == out.splitlines()[1:3]
     assert last.startswith("If the run was validated on these images")
     code, out, _ = run(*tested, "--json")
-    assert json.loads(out)["images"] == 5
+    chosen = json.loads(out)
+    assert (chosen["images"], chosen["weights"]) == (5, "best")
+    code, out, _ = run(*words, "--resume", "--json")
+    assert json.loads(out)["weights"] == "last"
+    assert json.loads(out)["best"] == {"step": 1, "top1": chosen["top1"]}
 
 
 # -- what is not installed
@@ -291,15 +296,30 @@ def test_an_extra_that_is_missing(extra: str, module: str, words: list[str], tmp
 # -- usage errors, and bugs
 
 
-@pytest.mark.parametrize("kind", [ValueError, PermissionError])
-def test_a_bug_keeps_its_traceback(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+BUGS = [ValueError("a bug"), PermissionError("a bug"), PermissionError(errno.EACCES, "a bug", "/opt/not/typed")]
+
+
+@pytest.mark.parametrize("error", BUGS, ids=repr)
+def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the system refuses a file that nobody named."""
+
     def broken(name: str) -> None:
-        raise kind("a bug")
+        raise error
 
     monkeypatch.setattr(flopping.training.recipe, "load", broken)
     found = CliRunner().invoke(app, ["recipes", "deit3_base"])
-    assert type(found.exception) is kind
+    assert found.exception is error
     assert "Invalid value" not in found.output
+
+
+def test_a_file_that_was_named_and_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(name: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "in" / "a.yaml"))
+
+    monkeypatch.setattr(flopping.training.recipe, "load", denied)
+    code, out, err = run("recipes", str(tmp_path), COLUMNS="2000")
+    assert (code, out) == (2, "")
+    assert f"{tmp_path}/in/a.yaml" in err
 
 
 @pytest.mark.parametrize(

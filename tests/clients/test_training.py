@@ -27,7 +27,7 @@ from flopping.testing import randomize_, relative_error
 
 X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 UNUSED = ("norm.", "head.")
-"""Parameters behind the last map, which decoders don't use."""
+"""Parameters after the last map, which decoders don't use."""
 
 
 @pytest.fixture(scope="module")

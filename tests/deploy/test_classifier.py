@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from timm.data import create_transform, resolve_data_config
 
 from flopping.deploy import open_classifier
 from flopping.errors import UsageError
+from flopping.models import VisionTransformer, targets
 from flopping.training.checkpoint import AVERAGE
 
 WEIGHTS = "model.safetensors"
@@ -219,6 +221,13 @@ def test_corrupted_folders(what: str, tmp_path: Path) -> None:
     assert len(message) < 700
 
 
+def test_a_bug_is_not_taken_for_a_corrupted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_network(tmp_path)
+    monkeypatch.setattr(VisionTransformer, "_init_weights", lambda model: model.no_such_method())
+    with pytest.raises(AttributeError):
+        open_classifier(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -232,6 +241,7 @@ def test_corrupted_folders(what: str, tmp_path: Path) -> None:
         ("mean", ["a", "b", "c"]),
         ("input_size", [1, 64, 64]),
         ("input_size", [3, -1, 64]),
+        ("input_size", [3, 64, 100_000]),
     ],
 )
 def test_preprocessing_that_is_refused(name: str, value: object, tmp_path: Path) -> None:
@@ -242,3 +252,29 @@ def test_preprocessing_that_is_refused(name: str, value: object, tmp_path: Path)
     message = refuse(tmp_path)
     assert f"{tmp_path}/config.json'" in message
     assert ("mean" if name == "input_size" and value[0] == 1 else name) in message  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("checkpoint_path", "weights.pth"),
+        ("pretrained_cfg", {"file": "weights.pth"}),
+        ("pretrained_cfg_overlay", {"file": "weights.pth"}),
+        ("cache_dir", "cache"),
+        ("features_only", True),
+        ("img_size", 100_000),
+        ("img_size", [64, 100_000]),
+        ("embed_dims", 32),
+    ],
+)
+@pytest.mark.parametrize("open_folder", [open_classifier, targets.load], ids=["classifier", "target"])
+def test_arguments_that_are_refused(
+    name: str, value: object, open_folder: Callable[[str], object], tmp_path: Path
+) -> None:
+    """A file that is data names no other files, and does not change what a network returns."""
+    save_network(tmp_path)
+    edit_config(tmp_path, model_args={name: value})
+    with pytest.raises(UsageError) as error:
+        open_folder(f"local-dir:{tmp_path}")
+    assert f"{tmp_path}/config.json" in str(error.value)
+    assert repr(value if name == "img_size" else name) in str(error.value)

@@ -51,7 +51,7 @@ def test_our_networks_have_the_layout_that_they_declare(name: str) -> None:
     found = probe(model, images, 9 * 16)
     assert len(found.layers) == len(model.layouts)
     for layer, layout in zip(found.layers, model.layouts, strict=True):
-        if layout.group.order == 1:  # behind the hand-off of a hybrid
+        if layout.group.order == 1:  # after the hand-off of a hybrid
             assert layer.error > 1e-3
             continue
         assert (layer.even, layer.odd) == layout.multiplicities, layer.name

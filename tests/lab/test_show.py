@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from flopping import Layout
 from flopping.lab.capture import capture, choose_channels, parities
-from flopping.lab.show import look
+from flopping.lab.show import capture_view
 from flopping.models import VisionTransformer
 from flopping.models.weights import checkpoint_filter_fn
 from flopping.testing import randomize_
@@ -151,7 +151,7 @@ def test_numbers_say_how_far_a_network_is_from_the_law() -> None:
 
 def test_the_image_is_shown_as_the_network_gets_it() -> None:
     made = classifier(network(SMALL))
-    panel = look(made, photo()).sections[0].panels[0]
+    panel = capture_view(made, photo()).sections[0].panels[0]
     expected = np.asarray(made.preparation.transform(photo()))
     assert panel.image is not None
     assert np.abs(panel.image.astype(int) - expected).max() <= 1

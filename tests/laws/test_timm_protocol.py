@@ -175,7 +175,7 @@ def test_other_feature_extractors_are_refused() -> None:
 
 def test_pruned_networks_say_what_is_gone(image: torch.Tensor) -> None:
     model = create("deit3_flop_hybrid_test_patch16_64")
-    with pytest.raises(ValueError, match="behind index 1 there is nothing"):
+    with pytest.raises(ValueError, match="after index 1 there is nothing"):
         model.prune_intermediate_layers([1], prune_head=False)
     assert model.prune_intermediate_layers([1], prune_norm=True) == [1]
     assert not model.handoffs

@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.mark.parametrize("name", ["deit3_flop_hybrid_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_iso_test"])
 def test_one_graph_for_each_kind(name: str) -> None:
-    """Kinds: blocks before and behind a hand-off, and the last block, which computes less."""
+    """Kinds: blocks before and after a hand-off, and the last block, which computes less."""
     model = randomize_(timm.create_model(name)).eval()
     kinds = 3 if "hybrid" in name else 2
     torch.compiler.reset()

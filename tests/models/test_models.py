@@ -153,7 +153,7 @@ def test_readout_of_absolute_values() -> None:
 
 
 REFUSED = {
-    "block too late": (lambda: TINY["vit"](handoffs={4: "hybrid"}), "blocks 0 to 3, got 4"),
+    "block too late": (lambda: TINY["vit"](handoffs={4: "hybrid"}), "block from 0 to 3, got 4"),
     "unknown kind": (lambda: TINY["vit"](handoffs={2: "hybird"}), "got 'hybird'"),
     "one block twice": (lambda: TINY["vit"](handoffs={2: "hybrid", "2": "abs"}), "two hand-offs stand before block 2"),
     "nothing to hand off": (lambda: TINY["vit"](handoffs={0: "invariant"}), "before block 0"),
@@ -188,7 +188,7 @@ REFUSED = {
     "format": (lambda: TINY["vit"]().forward_intermediates(torch.randn(1, 3, 32, 32), output_fmt="NHWC"), "'NHWC'"),
     "norm before a hand-off": (
         lambda: TINY["vit"](handoffs={2: "hybrid"}).forward_intermediates(torch.randn(1, 3, 32, 32), norm=True),
-        "behind block 0 there is Layout(flop, even=8, odd=8), but the final norm takes Layout(trivial, even=16)",
+        "after block 0 there is Layout(flop, even=8, odd=8), but the final norm takes Layout(trivial, even=16)",
     ),
 }
 

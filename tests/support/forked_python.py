@@ -1,6 +1,6 @@
 """One process that has torch imported, and forks of it: for tests of processes, which need not import torch each.
 
-A fork runs a module behind a file that stands for `sys.executable`, or a function of `training_runs` for its
+A fork runs a module in place of a file that stands for `sys.executable`, or a function of `training_runs` for its
 `Launcher`. Who asks sends open files and an order, and gets lines: the number of the fork, `stopped` whenever it is,
 and its exit code. When the one who asks is gone, the fork is killed.
 """
@@ -26,7 +26,7 @@ from time import sleep
 from typing import Any, NoReturn
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
-PATIENCE = 300
+TIMEOUT_SECONDS = 300
 """A fork for a `Launcher` that takes more seconds hangs, and is ended."""
 
 
@@ -176,7 +176,7 @@ def prepare(order: dict[str, Any]) -> None:
         opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(opened, handle)
         os.close(opened)
-    signal.alarm(PATIENCE)
+    signal.alarm(TIMEOUT_SECONDS)
     if order["limit"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"], resource.RLIM_INFINITY))
     for name in () if order["curves"] else ("matplotlib", "matplotlib.pyplot"):

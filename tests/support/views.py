@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from flopping.deploy.classifier import Classifier, open_classifier
-from flopping.lab.show import View, look
+from flopping.lab.show import View, capture_view
 from flopping.models import VisionTransformer
 from flopping.testing import randomize_
 
@@ -38,11 +38,11 @@ def photo() -> Image.Image:
 
 @cache
 def equivariant() -> View:
-    return look(classifier(network(SMALL)), photo(), channels=3)
+    return capture_view(classifier(network(SMALL)), photo(), channels=3)
 
 
 @cache
 def ordinary() -> View:
     """Of a network of one's own, whose training is unknown."""
     model = VisionTransformer(64, 16, embed_dim=64, depth=4, num_heads=2, num_classes=7, group="trivial")
-    return look(classifier(randomize_(model).eval(), "mine.py:net", trained=None), photo(), channels=2)
+    return capture_view(classifier(randomize_(model).eval(), "mine.py:net", trained=None), photo(), channels=2)

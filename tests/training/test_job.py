@@ -14,6 +14,7 @@ from support.image_files import image_folder, make_image
 from support.training_runs import ANIMALS, train_tiny
 
 from flopping.errors import UsageError
+from flopping.training import job
 from flopping.training.job import RUN, Job
 
 
@@ -96,6 +97,12 @@ def test_damaged_descriptions(content: bytes, tmp_path: Path) -> None:
     (tmp_path / RUN).write_bytes(content)
     with pytest.raises(UsageError, match=RUN):
         Job.read(tmp_path)
+
+
+def test_a_bug_is_not_taken_for_damage(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "read", lambda text, where: text.no_such_method())
+    with pytest.raises(AttributeError):
+        Job.read(finished / "run")
 
 
 def test_a_run_of_an_older_version(finished: Path, tmp_path: Path) -> None:

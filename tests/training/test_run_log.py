@@ -49,7 +49,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     assert [event["step"] for event in read_log(tmp_path)] == [1, 3]
     with open_log(tmp_path, step=2, events=3) as written:
         written.write("step", 4)
-    assert [event["step"] for event in read_log(tmp_path)] == [1, 4], "the fourth line is behind the checkpoint"
+    assert [event["step"] for event in read_log(tmp_path)] == [1, 4], "the fourth line is after the checkpoint"
 
 
 def test_a_log_that_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class Row:
 
 
 def compare(records: Sequence[Record]) -> list[Row]:
-    """A row per network, setting and machine, sorted by these; networks in the paper's order, others behind them.
+    """A row per network, setting and machine, sorted by these; networks in the paper's order, others after them.
 
     `latest` chooses among repeated measurements. The baseline is looked up among all records, since it must be of the
     same run as its row, which need not be the run that the baseline's own row shows.
@@ -141,7 +141,7 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _sorted(rows: Sequence[Row]) -> list[Row]:
-    """By family, then in the paper's order; the others in their own order, each behind its baseline."""
+    """By family, then in the paper's order; the others in their own order, each after its baseline."""
     papers = {name: place for place, name in enumerate(results())}
     came: dict[str, int] = {}
     for place, row in enumerate(rows):

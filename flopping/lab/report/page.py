@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flopping.errors import UsageError
 from flopping.files import atomic_write, require_writable, suffix_of
-from flopping.lab.drawing import BACKGROUND, COLOURS, INK, across, finished, logarithmic, panels, save, style
+from flopping.lab.drawing import BACKGROUND, COLOURS, INK, finished, logarithmic, panels, panels_per_row, save, style
 from flopping.lab.report.comparison import FAMILIES, OTHERS, Row, groups
 from flopping.lab.report.tables import markdown, title_of
 from flopping.models.paper import ordinary_name
@@ -60,11 +60,11 @@ def draw(rows: Sequence[Row]) -> Figure | None:
             for key in dict.fromkeys(_line_of(row) for row in group if row.family != OTHERS):
                 _join(axes, [row for row in group if _line_of(row) == key])
             axes.axhline(1, color=INK, lw=0.8, zorder=1)
-            title = title_of(group).replace(" ", "\xa0").replace(",\xa0", ", ")  # break lines behind commas only
-            axes.set_title(textwrap.fill(title, 90 // across(len(tables))), fontsize=8.5)
+            title = title_of(group).replace(" ", "\xa0").replace(",\xa0", ", ")  # break lines after commas only
+            axes.set_title(textwrap.fill(title, 90 // panels_per_row(len(tables))), fontsize=8.5)
             axes.set_xlabel("FLOPs of X (G per image)")
             logarithmic(axes.xaxis, (min(flops) / 1.6, max(flops) * 1.6))
-        for axes in grid[:: across(len(tables))]:
+        for axes in grid[:: panels_per_row(len(tables))]:
             axes.set_ylabel("speed-up: throughput over that of X")
         _legend(figure, shown, narrow=len(tables) == 1)
         return finished(figure)

@@ -155,11 +155,11 @@ def show(rows: Sequence[Row], console: Console, wide: bool = False) -> None:
         console.width = max(console.width, needed)
         console.print(grid)
         console.print(*map(Text, table.notes), "", sep="\n")
-    console.print(*map(Text, closing(rows)), sep="\n")
+    console.print(*map(Text, describe_machines_and_columns(rows)), sep="\n")
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    return render_template("report.md", tables=make_tables(rows), closing=closing(rows))
+    return render_template("report.md", tables=make_tables(rows), closing=describe_machines_and_columns(rows))
 
 
 def title_of(rows: Sequence[Row]) -> str:
@@ -201,7 +201,7 @@ def describe(machine: Machine) -> str:
     return printable(", ".join((*hardware, *system, *versions, *flags)) + ".")
 
 
-def closing(rows: Sequence[Row]) -> list[str]:
+def describe_machines_and_columns(rows: Sequence[Row]) -> list[str]:
     """Below the last table: every machine once, and what the columns mean."""
     machines = dict.fromkeys(describe(row.record.machine) for row in rows)
     return [*(f"Measured on {machine}" for machine in machines), *MEANING]

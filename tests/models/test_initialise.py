@@ -37,7 +37,7 @@ def images(kind: str, size: int = 96) -> Tensor:
 
 @torch.no_grad()
 def spread(model: Backbone, x: Tensor) -> list[float]:
-    """Standard deviation of the residual stream behind every block or stage, and of the logits."""
+    """Standard deviation of the residual stream after every block or stage, and of the logits."""
     _, maps = model.eval().forward_intermediates(x)
     return [m.std().item() for m in (*maps, model(x))]
 

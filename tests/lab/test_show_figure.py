@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.views import FAMILIES, classifier, equivariant, network, ordinary, photo
 
-from flopping.lab.show import RGB, look
+from flopping.lab.show import RGB, capture_view
 from flopping.lab.show_figure import draw
 
 
@@ -71,7 +71,7 @@ def test_texts_stay_inside_the_picture_and_apart() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES[1:])
 def test_every_family_is_drawn(name: str) -> None:
-    figure = draw(look(classifier(network(name), name), photo(), channels=1))
+    figure = draw(capture_view(classifier(network(name), name), photo(), channels=1))
     text = " ".join(text.get_text() for text in figure.texts)
     assert "Strength of the features: mirrored" in text
     assert ("stages.1" if name == "convnext_flop_test" else "blocks.") in text
