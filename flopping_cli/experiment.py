@@ -17,7 +17,7 @@ from flopping_cli.train import Compile, Device, Workers
 @app.command()
 def experiment(
     name: Annotated[str, typer.Argument(help="An experiment by its name, cifar10 or rotations, or a file of yours.")],
-    data: Annotated[str, typer.Option(help="A folder with train/ and val/ in it, one folder per class; or fashion-mnist.")],
+    data: Annotated[str, typer.Option(help="A folder with train/ and val/, one folder per class; or fashion-mnist.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder of its runs.")],
     report: Annotated[Path, typer.Option(help="The page to write; its figure comes beside it.")],
     scale: Annotated[float, typer.Option(help="Train for so many times the recipes' epochs.")] = 1.0,

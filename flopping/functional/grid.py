@@ -132,7 +132,8 @@ class Fold(nn.Module):
         """Back to the two axes, from `parts[irrep][component]`."""
         along = self.dim + 1  # the places of a part are one axis, at the later of the two positions
         if not self.group.mirrors_only:
-            return self._unfold_orbits(parts).unflatten(along, self.grid)
+            whole: Tensor = self._unfold_orbits(parts).unflatten(along, self.grid)
+            return whole
         grid, axes, parities = self.mirrors
         blocks: dict[tuple[int, ...], Tensor] = {
             parity: part.unflatten(along, _block_shape(grid, axes, parity))

@@ -233,7 +233,7 @@ class Group:
         with torch.device("cpu"):
             irreps = [irrep.real for irrep in self.irreps]
             found = representations.decompose(matrices, torch.tensor(self.table), irreps)
-        return found.multiplicities, as_tuples(characters.snap(found.basis))
+        return found.multiplicities, as_tuples(characters.round_to_halves(found.basis))
 
     @classmethod
     def from_matrices(cls, name: str, matrices: Tensor | Sequence[Tensor]) -> Group:

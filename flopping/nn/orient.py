@@ -95,7 +95,8 @@ class OrientedBias(_Oriented):
             return None
         bias, d = self.bias[self.names[irrep]], self.in_layout.irrep_dims[irrep]
         if d == 1:
-            return self._side(irrep) * bias
+            shift: Tensor = self._side(irrep) * bias
+            return shift
         rows = [reduce(add, [self._side(irrep, a, b) * bias[b] for b in range(d)]) for a in range(d)]
         return torch.stack(rows, -2)
 

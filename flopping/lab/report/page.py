@@ -12,13 +12,13 @@ from flopping.files import atomic_write, require_writable, suffix_of
 from flopping.lab.drawing import BACKGROUND, COLOURS, INK, finished, logarithmic, panels, panels_per_row, save, style
 from flopping.lab.report.comparison import FAMILIES, OTHERS, Row, groups
 from flopping.lab.report.tables import markdown, title_of
-from flopping.models.paper import ordinary_name
+from flopping.models.paper import ordinary_name, split_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = {"E": "s", "H": "D", "I": "^"}
+MARKERS = {"E": "s", "H": "D", "I": "^", "S": "v"}
 ISOTROPIC = "(iso.)"
 """How the paper's names of isotropic networks end."""
 
@@ -105,7 +105,8 @@ def _legend(figure: Figure, shown: Sequence[Row], narrow: bool) -> None:
     from matplotlib.lines import Line2D
 
     def mark(marker: str, name: str, **look: Any) -> Line2D:
-        return Line2D([], [], **({"ls": "", "marker": marker, "color": INK, "ms": 6, "label": name} | look))
+        settings: dict[str, Any] = {"ls": "", "marker": marker, "color": INK, "ms": 6, "label": name, **look}
+        return Line2D([], [], **settings)
 
     kinds = [kind for kind in MARKERS if kind in map(_kind, shown)]
     families = [name for name in COLOURS if name in {row.family for row in shown}]
@@ -129,9 +130,9 @@ def _baseline_gflops(row: Row) -> float:
 
 
 def _kind(row: Row) -> str:
-    """E, H or I. What is compared and isn't the paper's counts as equivariant."""
-    paper = row.record.paper or ""
-    return "E" if ordinary_name(paper) == paper else paper[0]
+    """E, H, I or S. What is compared and has no such name counts as equivariant."""
+    kind = split_name(row.record.paper or "")[1]
+    return "E" if kind == "X" else kind
 
 
 def _size(row: Row) -> str:
