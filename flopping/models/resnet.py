@@ -105,7 +105,7 @@ class ResidualBlock(Module):
 
 
 class ResNet(Backbone):
-    """ResNet for groups with 1-dimensional irreps; `group="trivial"` is timm's, with the same weights.
+    """ResNet for any group of the pixel grid; `group="trivial"` is timm's, with the same weights.
 
     `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
     taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3) or

@@ -50,53 +50,51 @@ Build = Callable[[Shape], nn.Module]
 POOL = {"even": (4, 2, 1), "odd": (3, 1, 1)}
 """Kernel, stride and padding; the maps of all cases have even sizes."""
 
-# name: (kind of input, needs 1-dimensional irreps, how to build it); what gives up the group has nothing to check
-LAYERS: dict[str, tuple[str, bool, Build]] = {
-    "Linear": ("rows", False, lambda s: fnn.Linear(s.layout, s.layout * 2)),
-    "Activation": ("rows", False, lambda s: fnn.Activation(s.layout)),
-    "LayerNorm": ("rows", False, lambda s: fnn.LayerNorm(s.layout)),
-    "Affine": ("rows", False, lambda s: fnn.Affine(s.layout)),
-    "LayerScale": ("rows", False, lambda s: fnn.LayerScale(s.layout)),
-    "Dropout": ("rows", False, lambda s: fnn.Dropout(s.layout, 0.3)),
-    "DropPath": ("tokens", False, lambda s: fnn.DropPath(s.layout, 0.3)),
-    "GatedActivation": ("rows", False, lambda s: fnn.GatedActivation(s.layout * 0.5)),
-    "Mlp": ("rows", False, lambda s: fnn.Mlp(s.layout)),
-    "Mlp (gated)": ("rows", False, lambda s: fnn.Mlp(s.layout, function=F.silu, gated=True)),
-    "Attention": ("tokens", False, lambda s: fnn.Attention(s.layout, num_heads=2)),
-    "Attention (qk_norm)": ("tokens", False, lambda s: fnn.Attention(s.layout, num_heads=2, qk_norm=True)),
+# name: (kind of input, how to build it); what gives up the group has nothing to check
+LAYERS: dict[str, tuple[str, Build]] = {
+    "Linear": ("rows", lambda s: fnn.Linear(s.layout, s.layout * 2)),
+    "Activation": ("rows", lambda s: fnn.Activation(s.layout)),
+    "LayerNorm": ("rows", lambda s: fnn.LayerNorm(s.layout)),
+    "Affine": ("rows", lambda s: fnn.Affine(s.layout)),
+    "LayerScale": ("rows", lambda s: fnn.LayerScale(s.layout)),
+    "Dropout": ("rows", lambda s: fnn.Dropout(s.layout, 0.3)),
+    "DropPath": ("tokens", lambda s: fnn.DropPath(s.layout, 0.3)),
+    "GatedActivation": ("rows", lambda s: fnn.GatedActivation(s.layout * 0.5)),
+    "Mlp": ("rows", lambda s: fnn.Mlp(s.layout)),
+    "Mlp (gated)": ("rows", lambda s: fnn.Mlp(s.layout, function=F.silu, gated=True)),
+    "Attention": ("tokens", lambda s: fnn.Attention(s.layout, num_heads=2)),
+    "Attention (qk_norm)": ("tokens", lambda s: fnn.Attention(s.layout, num_heads=2, qk_norm=True)),
     "Attention (rotary)": (
         "tokens",
-        False,
         lambda s: fnn.Attention(s.layout, num_heads=1, rope=fnn.RotaryEmbed(s.layout, 1, s.grid)),
     ),
-    "TransformerBlock": ("tokens", False, lambda s: fnn.TransformerBlock(s.layout, num_heads=2)),
-    "PatchEmbed": ("image", False, lambda s: fnn.PatchEmbed(s.layout, s.image, s.patch)),
-    "PosEmbed": ("tokens", False, lambda s: fnn.PosEmbed(s.layout, s.grid)),
-    "ClassToken": ("tokens", False, lambda s: fnn.ClassToken(s.layout)),
-    "RegisterTokens": ("tokens", False, lambda s: fnn.RegisterTokens(s.layout, 3)),
-    "DepthwiseConv2d": ("map", False, lambda s: fnn.DepthwiseConv2d(s.layout, kernel_size=5)),
-    "Downsample": ("map", False, lambda s: fnn.Downsample(s.layout, s.layout * 2, 2 if s.name == "even" else 3)),
-    "Conv2d": ("map", False, lambda s: fnn.Conv2d(s.layout, s.layout * 2, *POOL[s.name])),
-    "BatchNorm": ("map", False, lambda s: fnn.BatchNorm(s.layout)),
-    "GroupNorm": ("map", False, lambda s: fnn.GroupNorm(s.layout, num_groups=2)),
-    "MaxPool2d": ("map", False, lambda s: fnn.MaxPool2d(s.layout, *POOL[s.name], F.relu)),
-    "AvgPool2d": ("map", False, lambda s: fnn.AvgPool2d(s.layout, *POOL[s.name])),
-    "GlobalPool": ("map", False, lambda s: fnn.GlobalPool(s.layout, "avg" if s.name == "even" else "max")),
-    "Upsample": ("map", False, lambda s: fnn.Upsample(s.layout, 2, mode="nearest" if s.name == "even" else "bilinear")),
-    "SqueezeExcite": ("map", False, lambda s: fnn.SqueezeExcite(s.layout)),
-    "TokenMix": ("tokens", False, lambda s: fnn.TokenMix(s.layout, s.grid)),
-    "OrientedBias": ("tokens", False, lambda s: fnn.OrientedBias(s.layout, s.grid)),
-    "Orient": ("tokens", False, lambda s: fnn.Orient(s.layout, s.grid)),
+    "TransformerBlock": ("tokens", lambda s: fnn.TransformerBlock(s.layout, num_heads=2)),
+    "PatchEmbed": ("image", lambda s: fnn.PatchEmbed(s.layout, s.image, s.patch)),
+    "PosEmbed": ("tokens", lambda s: fnn.PosEmbed(s.layout, s.grid)),
+    "ClassToken": ("tokens", lambda s: fnn.ClassToken(s.layout)),
+    "RegisterTokens": ("tokens", lambda s: fnn.RegisterTokens(s.layout, 3)),
+    "DepthwiseConv2d": ("map", lambda s: fnn.DepthwiseConv2d(s.layout, kernel_size=5)),
+    "Downsample": ("map", lambda s: fnn.Downsample(s.layout, s.layout * 2, 2 if s.name == "even" else 3)),
+    "Conv2d": ("map", lambda s: fnn.Conv2d(s.layout, s.layout * 2, *POOL[s.name])),
+    "BatchNorm": ("map", lambda s: fnn.BatchNorm(s.layout)),
+    "GroupNorm": ("map", lambda s: fnn.GroupNorm(s.layout, num_groups=2)),
+    "MaxPool2d": ("map", lambda s: fnn.MaxPool2d(s.layout, *POOL[s.name], F.relu)),
+    "AvgPool2d": ("map", lambda s: fnn.AvgPool2d(s.layout, *POOL[s.name])),
+    "GlobalPool": ("map", lambda s: fnn.GlobalPool(s.layout, "avg" if s.name == "even" else "max")),
+    "Upsample": ("map", lambda s: fnn.Upsample(s.layout, 2, mode="nearest" if s.name == "even" else "bilinear")),
+    "SqueezeExcite": ("map", lambda s: fnn.SqueezeExcite(s.layout)),
+    "TokenMix": ("tokens", lambda s: fnn.TokenMix(s.layout, s.grid)),
+    "OrientedBias": ("tokens", lambda s: fnn.OrientedBias(s.layout, s.grid)),
+    "Orient": ("tokens", lambda s: fnn.Orient(s.layout, s.grid)),
     "ToInvariant": (
         "tokens",
-        False,
         lambda s: fnn.ToInvariant(s.layout, invariants="linear" if s.name == "even" else "power_spectrum"),
     ),
-    "MaxFilter": ("tokens", False, lambda s: fnn.MaxFilter(s.layout, references=3)),
-    "Polynomials": ("tokens", False, lambda s: fnn.Polynomials(s.layout)),
-    "AbsToInvariant": ("tokens", False, lambda s: fnn.AbsToInvariant(s.layout)),
-    "Restrict": ("tokens", False, lambda s: fnn.Restrict(s.layout, SUBGROUPS.get(s.group.name, s.group))),
-    "InvariantHead": ("tokens", False, lambda s: fnn.InvariantHead(s.layout, num_classes=5)),
+    "MaxFilter": ("tokens", lambda s: fnn.MaxFilter(s.layout, references=3)),
+    "Polynomials": ("tokens", lambda s: fnn.Polynomials(s.layout)),
+    "AbsToInvariant": ("tokens", lambda s: fnn.AbsToInvariant(s.layout)),
+    "Restrict": ("tokens", lambda s: fnn.Restrict(s.layout, SUBGROUPS.get(s.group.name, s.group))),
+    "InvariantHead": ("tokens", lambda s: fnn.InvariantHead(s.layout, num_classes=5)),
 }
 
 
@@ -116,7 +114,7 @@ class Case:
         return self.shape.grid if LAYERS[self.layer][0] == "tokens" else None
 
     def make(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[nn.Module, Tensor | Feature]:
-        kind, _, build = LAYERS[self.layer]
+        kind, build = LAYERS[self.layer]
         generator = torch.Generator().manual_seed(seed)
         module = randomize_(build(self.shape).to(dtype), seed)
         (h, w), layout = self.shape.grid, self.shape.layout
@@ -132,6 +130,6 @@ def cases(group: Group | None = None, layer: str | None = None) -> Iterator[Case
     """All cases of all groups of the pixel grid but the trivial one, or of one group, or of one layer."""
     groups = [g for g in grid_groups().values() if g.order > 1] if group is None else [group]
     for g in groups:
-        for name, (_, signs_only, _) in LAYERS.items():
-            if layer in (None, name, name.partition(" ")[0]) and (g.signs_only or not signs_only):
+        for name in LAYERS:
+            if layer in (None, name, name.partition(" ")[0]):
                 yield from (Case(name, shape) for shape in shapes(g))

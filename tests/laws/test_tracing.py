@@ -78,7 +78,7 @@ def test_copies(case: Case) -> None:
     buffer = io.BytesIO()
     torch.save(module.state_dict(), buffer)
     buffer.seek(0)
-    fresh = LAYERS[case.layer][2](case.shape).eval()
+    fresh = LAYERS[case.layer][1](case.shape).eval()
     fresh.load_state_dict(torch.load(buffer, weights_only=True))
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), fresh):
         assert relative_error(other(x), y) == 0
@@ -91,7 +91,7 @@ def test_copies(case: Case) -> None:
 def test_built_on_the_meta_device(case: Case) -> None:
     """Built without memory and filled later: constants come back with the weights."""
     with torch.device("meta"):
-        module = LAYERS[case.layer][2](case.shape)
+        module = LAYERS[case.layer][1](case.shape)
     assert all(t.is_meta for t in (*module.parameters(), *module.buffers()))
     twin, x, y = outputs(case)
     module.to_empty(device="cpu").load_state_dict(twin.state_dict())
