@@ -21,7 +21,8 @@ import torch
 from timm.utils import ModelEmaV3
 
 import flopping  # noqa: F401 - registers the models
-from flopping.training.checkpoint import AVERAGE, CONFIG, TRAINING, WEIGHTS, CheckpointManager
+from flopping.checkpoints.weight_files import CONFIG, WEIGHTS
+from flopping.training.checkpoint import AVERAGE, TRAINING, CheckpointManager
 
 
 def memory(kind: str) -> int:

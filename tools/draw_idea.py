@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from flopping import Layout, flop
 from flopping import nn as fnn
 from flopping.data.fashion import read_subset
-from flopping.lab.drawing import INK, WIDTH, finished, render, style
+from flopping.lab.drawing import INK, WIDTH, finished, save, style
 
 DOCS = Path(__file__).parents[1] / "docs"
 SHOE = 0
@@ -144,10 +145,10 @@ def _halves(axes: Any, names: tuple[str, str], colours: tuple[str, str]) -> None
 
 def main(folder: Path = DOCS) -> None:
     """Write both drawings."""
-    with style():
-        drawings = {"mirror.png": render(mirror(), "png"), "blocks.svg": render(blocks(), "svg")}
-    for name, content in drawings.items():
-        (folder / name).write_bytes(content)
+    with style(), matplotlib.rc_context({"svg.hashsalt": "flopping"}):
+        save(mirror(), folder / "mirror.png")
+        silent = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        blocks().savefig(folder / "blocks.svg", format="svg", dpi=200, metadata=silent)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,7 @@ NOT_WRITTEN = {
 @pytest.mark.parametrize(
     ("output", "older"),
     [
-        ("a.pt2", True),
-        pytest.param("a.onnx", True, marks=pytest.mark.long),
+        *(pytest.param(name, True, marks=pytest.mark.long) for name in ("a.pt2", "a.onnx")),
         ("folder", True),
         ("a.png", False),
     ],

@@ -17,8 +17,8 @@ READ = {"yaml": parse_yaml, "json": json.loads, "python": lambda text: compile(t
 """Languages of blocks that are parsed here."""
 SHOWN = ("text", "cpp", "c++", "javascript", "html", "bibtex")
 """Languages of blocks that are only shown: nothing here can read them."""
-REPEATING = {"README.md", "docs/measuring.md", "docs/paper.md", "docs/results/README.md"}
-"""Pages whose commands are run for other pages, too."""
+REPEATING = {"README.md", "docs/doctor.md", "docs/measuring.md", "docs/paper.md", "docs/results/README.md"}
+"""Pages whose commands are run for other pages, or by the tests of the command."""
 SHELL_PAGES = [page for page in PAGES if any(commands(block) for block in blocks(page))]
 
 

@@ -16,7 +16,8 @@ from support.training_runs import Launcher, call
 from flopping.errors import UsageError
 from flopping.lab.demo import demo
 
-SMALL = ("epochs=1", "warmup_epochs=0", "batch_size=500", "model_args.embed_dim=16", "model_args.depth=1")
+SIZE = ("model_args.embed_dim=16", "model_args.depth=1", "model_args.patch_size=7")
+SMALL = ("epochs=1", "warmup_epochs=0", "batch_size=500", *SIZE)
 
 
 @pytest.fixture(scope="module")

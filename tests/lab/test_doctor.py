@@ -56,10 +56,11 @@ def bad(tmp_path: Path) -> str:
 
 
 def test_every_architecture_passes() -> None:
-    checks = [check for check in plan("cpu") if check.name in ("forward", "training step", "save and load")]
+    first, names = networks()[0], ("forward", "save and load")
+    checks = [c for c in plan("cpu") if c.name == "training step" or (c.network == first and c.name in names)]
     assert {check.network for check in checks} == set(networks())
     results = list(examine(checks))
-    assert [result.problem for result in results] == [None] * 3 * len(networks())
+    assert [result.problem for result in results] == [None] * (2 + len(networks()))
     assert all(result.status == "pass" and result.seconds is not None for result in results)
 
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.data import create_transform
 
@@ -174,6 +174,7 @@ plain = st.recursive(
 )
 
 
+@settings(max_examples=15)
 @given(plain)
 def test_what_is_written_is_read_again(value: Any) -> None:
     again = parse_yaml(format_yaml(value))
