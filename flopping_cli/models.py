@@ -31,22 +31,25 @@ def models(
     """
     from rich.progress import track
 
-    from flopping.cost.overview import count_network, describe_columns, match_names
+    from flopping.cost.overview import count_network, describe_columns, group_of, match_names
     from flopping.errors import UsageError
-    from flopping.groups import grid_groups
+    from flopping.groups import get_group, grid_groups
     from flopping.models.zoo import closest
 
-    chosen = match_names(pattern, group)
-    if not chosen and match_names(pattern):
-        raise UsageError(f"no network that fits {pattern!r} follows {group}; without --group there are some")
+    chosen = match_names(pattern)
     if not chosen:
         raise UsageError(f"no network fits {pattern!r}{closest(pattern)}")
+    if group is not None:
+        wanted = get_group(group).name
+        chosen = {name: paper for name, paper in chosen.items() if group_of(name) == wanted}
+        if not chosen:
+            raise UsageError(f"no network that fits {pattern!r} follows {group}; without --group there are some")
     shown = track(list(chosen.items()), "counting", console=progress_console(quiet), transient=True)
     found = [count_network(name, paper) for name, paper in shown]
     if json:
         for r in found:
-            met = {"params_met": r.params_met, "flops_met": r.flops_met}
-            typer.echo(json_module.dumps({**asdict(r), **met}, allow_nan=False))
+            more = {"group": r.group, "params_met": r.params_met, "flops_met": r.flops_met}
+            typer.echo(json_module.dumps({**asdict(r), **more}, allow_nan=False))
         return
     marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}
     columns = ["name", "registered name", "params M", "FLOPs G"]

@@ -12,7 +12,6 @@ from torch import nn
 
 from flopping.cost.count import count
 from flopping.cost.meta import build_on_meta
-from flopping.groups import get_group
 from flopping.models import ZOO, names_in_paper, registered_name
 from flopping.models.paper import Published, published, results
 from flopping.nn import DepthwiseConv2d
@@ -33,9 +32,12 @@ class Row:
     flops: float
     macs: float
     reported: Published | None
-    group: str
     linear_params: int | None = None
     """Parameters with the linear hand-off, the default of I(X), which is counted with |odd| as in the paper."""
+
+    @property
+    def group(self) -> str:
+        return group_of(self.name)
 
     @property
     def family(self) -> str:
@@ -62,19 +64,22 @@ class Row:
         return round(giga, digits) <= wanted or giga <= wanted * (1 + TOLERANCE)
 
 
-def match_names(pattern: str = "*", group: str | None = None) -> dict[str, str | None]:
+def match_names(pattern: str = "*") -> dict[str, str | None]:
     """Registered names of our networks and of the paper's ordinary ones that fit a pattern, with the paper's names.
 
-    >>> match_names("*_base*", group="octic")
+    >>> match_names("*octic*_base*")
     {'deit3_octic_base_patch16_224': 'octic E(ViT-B)', 'deit3_octic_stepdown_base_patch16_224': 'octic S(ViT-B)'}
     """
-    wanted = None if group is None else get_group(group).name
     papers = names_in_paper()
     every = {name: papers.get(name) for name in [*papers, *ZOO]}
     with suppress(ValueError):
         pattern = registered_name(pattern)  # a name of the paper in any spelling
-    found = {name: paper for name, paper in every.items() if fnmatch(name, pattern) or fnmatch(paper or "", pattern)}
-    return {name: paper for name, paper in found.items() if wanted is None or _group_of(name) == wanted}
+    return {name: paper for name, paper in every.items() if fnmatch(name, pattern) or fnmatch(paper or "", pattern)}
+
+
+def group_of(name: str) -> str:
+    """The group that the first block of a network follows, by its registered name."""
+    return ZOO[name].group if name in ZOO else "trivial"
 
 
 def count_network(name: str, paper: str | None = None) -> Row:
@@ -93,7 +98,7 @@ def count_network(name: str, paper: str | None = None) -> Row:
     # the middle line of antisymmetric depthwise filters
     constants = sum(layer.constant_taps for layer in model.modules() if isinstance(layer, DepthwiseConv2d))
     reported = published().get(paper or "")
-    return Row(paper, name, _params(model), constants, cost.flops, cost.macs, reported, _group_of(name), linear)
+    return Row(paper, name, _params(model), constants, cost.flops, cost.macs, reported, linear)
 
 
 def describe_columns(found: Sequence[Row]) -> str:
@@ -116,10 +121,6 @@ def describe_columns(found: Sequence[Row]) -> str:
     if zeros:
         text += f" The paper counts as parameters zeros that we don't store: {', '.join(zeros)}."
     return text
-
-
-def _group_of(name: str) -> str:
-    return ZOO[name].group if name in ZOO else "trivial"
 
 
 def _params(model: nn.Module) -> int:
