@@ -41,7 +41,7 @@ def test_maps_follow_the_group(variant: str, group: str) -> None:
     symmetry, image = get_group(group), random_images(25, 41)
     if variant == "abs" and not symmetry.signs_only:
         variant = "invariant"  # absolute values of components are no invariants
-    model = make(group=group, **{"widths": (16, 32)} | VARIANTS[variant])
+    model = make(group=group, widths=(16, 32), stem_width=32, **VARIANTS[variant])
     last, before = model.forward_intermediates(image)
     torch.testing.assert_close(model.forward_features(image), last, rtol=0, atol=0)
     assert [tuple(m.shape[2:]) for m in before] == [(13, 21), (7, 11), (4, 6)]
