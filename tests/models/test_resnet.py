@@ -11,6 +11,7 @@ from support.oracles import multiply_adds
 from torch import Tensor
 
 from flopping import get_group
+from flopping.groups import grid_groups
 from flopping.models import ResNet
 from flopping.testing import assert_equivariant, randomize_, relative_error
 
@@ -33,15 +34,16 @@ def random_images(*size: int) -> Tensor:
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("group", ["flop", "flip", "rot180", "flipflop", "rot90", "octic"])
-@pytest.mark.parametrize("variant", VARIANTS)
+# absolute values are invariants of 1-dimensional irreps only
+PAIRS = [(v, g.name) for v in VARIANTS for g in grid_groups().values() if g.order > 1 and (g.signs_only or v != "abs")]
+
+
+@pytest.mark.parametrize(("variant", "group"), PAIRS)
 @torch.no_grad()
 def test_maps_follow_the_group(variant: str, group: str) -> None:
     """An element moves the places and acts on channels as the layout says; the last map is that of all features."""
     symmetry, image = get_group(group), random_images(25, 41)
-    if variant == "abs" and not symmetry.signs_only:
-        variant = "invariant"  # absolute values of components are no invariants
-    model = make(group=group, **{"widths": (16, 32)} | VARIANTS[variant])
+    model = make(group=group, widths=(16, 32), stem_width=32, **VARIANTS[variant])
     last, before = model.forward_intermediates(image)
     torch.testing.assert_close(model.forward_features(image), last, rtol=0, atol=0)
     assert [tuple(m.shape[2:]) for m in before] == [(13, 21), (7, 11), (4, 6)]
