@@ -53,14 +53,14 @@ about: In all orientations.
 group: octic
 pairs: [{recipe: tiny.yaml, seeds: 1}]
 arms:
-  - {name: x, ordinary: true, label: plain, changes: [symmetry=octic, batch_size=32]}
-  - {name: octic, label: all eight, changes: [model_args.group=octic, batch_size=32]}
+  - {name: x, ordinary: true, label: plain}
+  - {name: octic, label: all eight, changes: [model_args.group=octic, symmetry=octic]}
 """
 STEPS = 40
 
 
-def noisy_images(root: Path, train: int, test: int) -> Path:
-    """Two classes that are brighter at the top or at the bottom, under so much noise that networks err."""
+def noisy_images(root: Path, train: int, test: int, noise: float = 250) -> Path:
+    """Two classes that are brighter at the top or at the bottom, by default under so much noise that networks err."""
     numbers = np.random.default_rng(0)
     slope = np.linspace(80, -80, 16)[:, None, None]
     for split, each in (("train", train), ("val", test)):
@@ -68,7 +68,7 @@ def noisy_images(root: Path, train: int, test: int) -> Path:
             folder = root / split / name
             folder.mkdir(parents=True)
             for index in range(each):
-                pixels = 128 + sign * slope + numbers.normal(0, 250, (16, 16, 3))
+                pixels = 128 + sign * slope + numbers.normal(0, noise, (16, 16, 3))
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
     return root
 
@@ -224,8 +224,9 @@ def test_the_figure_has_every_arm_at_its_mean(done: Done) -> None:
 
 def test_an_experiment_of_other_arms_with_all_orientations(quick: None, tmp_path: Path) -> None:
     (tmp_path / "turned.yaml").write_text(TURNED)
-    (tmp_path / "tiny.yaml").write_text(RECIPE)
-    plan, data, page = tmp_path / "turned.yaml", noisy_images(tmp_path / "data", 32, 20), tmp_path / "turned.md"
+    (tmp_path / "tiny.yaml").write_text(RECIPE.replace("epochs: 1\n", "epochs: 3\n").replace("1.0e-3", "1.0e-2"))
+    plan, page = tmp_path / "turned.yaml", tmp_path / "turned.md"
+    data = noisy_images(tmp_path / "data", 32, 20, noise=20)
     words = [str(plan), "--data", str(data), "-o", str(tmp_path / "runs"), "--report", str(page)]
     ended = run(*words, "--no-compile", "--workers", "0", "--device", "cpu")
     assert ended.exit_code == 0, ended.output
@@ -240,12 +241,12 @@ def test_an_experiment_of_other_arms_with_all_orientations(quick: None, tmp_path
         cells = [f"{top:.1f}" for top in (*tops, mean(tops))]
         assert f"| {row.network} | {' | '.join(cells)} |" in turned
     assert rows[1].values("changed") == [0]
-    assert rows[0].values("changed") > [0]
+    assert rows[0].values("changed") > [10]  # a half turn makes one class of the other
     (axes,) = draw_over_elements(rows, octic).axes
     assert axes.containers[0].lines[0].get_ydata().tolist() == pytest.approx(  # type: ignore[union-attr]
         [rows[0].values(name)[0] for name in octic.elements]
     )
-    assert [Job.read(tmp_path / "runs" / each.name).recipe.symmetry for each in found.plan.runs] == ["octic", None]
+    assert [Job.read(tmp_path / "runs" / each.name).recipe.symmetry for each in found.plan.runs] == [None, "octic"]
 
 
 def test_what_has_finished_is_not_run_again_and_a_report_of_a_part_says_so(done: Done, tmp_path: Path) -> None:

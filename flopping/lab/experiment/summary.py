@@ -139,7 +139,7 @@ def write_report(experiment: Experiment, path: Path, command: str) -> None:
         scale=experiment.scale,
         finished=done,
         rows=rows,
-        networks=networks.values(),
+        networks=list(networks.values()),
         epoch_images=done[0].images // done[0].job.recipe.epochs,
         paces=paces,
         steps=STEPS,
