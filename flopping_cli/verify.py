@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from contextlib import nullcontext
 from dataclasses import asdict
 from enum import Enum
 from math import isfinite
@@ -53,7 +54,7 @@ def verify(
     """
     import torch
 
-    from flopping.errors import UsageError, as_usage_error
+    from flopping.errors import UsageError, as_usage_error, own_code
     from flopping.groups import flop, get_group
     from flopping.models.targets import example_input, load
     from flopping.testing import group_of, randomize_
@@ -78,7 +79,10 @@ def verify(
             model = load(target).to(precision)
             kinds = AssertionError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
             refuses = f"{type(model).__name__} refuses --img-size {img_size}"
-            with as_usage_error(*kinds if img_size is not None else (), context=refuses):
+            with (
+                as_usage_error(*kinds if img_size is not None else (), context=refuses),
+                own_code(f"{target!r} can't be run") if ":" in target else nullcontext(),
+            ):
                 x = example_input(model, img_size, precision)
                 run_model(model, x)
             model = model if as_is else randomize_(model)

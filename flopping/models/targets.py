@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from flopping import nn as fnn
-from flopping.errors import UsageError, as_usage_error
+from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.features import Feature
 from flopping.files import require_regular
 from flopping.models.arguments import CONFIG_ARGS, check_arguments
@@ -107,7 +107,7 @@ def load_attribute(
     The function gets the arguments, and those of the `offered` ones that it has a name for.
     """
     where, _, attribute = target.rpartition(":")
-    if not where or where.startswith("."):
+    if not where or (where.startswith(".") and not where.endswith(".py")):
         raise UsageError(f"{target!r} names no file and no package: write FILE.py:ATTRIBUTE or MODULE:ATTRIBUTE")
     source = _run_file(Path(where)) if where.endswith(".py") else _import(where)
     if not hasattr(source, attribute):
@@ -123,7 +123,8 @@ def load_attribute(
         taken.update(arguments or {})
         with as_usage_error(TypeError, context=f"{target!r} can't be called with {taken}"):
             signature.bind(**taken)
-        made = found(**taken)
+        with own_code(f"{target!r} can't be called with {taken}"):
+            made = found(**taken)
     elif arguments:
         raise UsageError(f"{target!r} is no function, and takes no arguments: got {dict(arguments)}")
     if not isinstance(made, nn.Module):
@@ -139,7 +140,8 @@ def _run_file(path: Path) -> ModuleType:
         raise UsageError(f"{str(path)!r} can't be loaded as Python code")
     source = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, source)
-    with as_usage_error(SyntaxError, context=f"{str(path)!r} can't be loaded as Python code"):
+    broken = f"{str(path)!r} can't be loaded as Python code"
+    with own_code(broken), as_usage_error(SyntaxError, context=broken):
         spec.loader.exec_module(source)
     return source
 
@@ -147,7 +149,10 @@ def _run_file(path: Path) -> ModuleType:
 def _import(name: str) -> ModuleType:
     sys.path.insert(0, os.getcwd())
     try:
-        with as_usage_error(ModuleNotFoundError, context=f"cannot import {name!r}"):
+        with (
+            own_code(f"cannot import {name!r}"),
+            as_usage_error(ModuleNotFoundError, context=f"cannot import {name!r}"),
+        ):
             return importlib.import_module(name)
     finally:
         sys.path.pop(0)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flopping.checkpoints.weight_files import CONFIG, WEIGHTS, read_config, read_weights
 from flopping.data.augment import Normalisation, Preparation, create_eval_transform
 from flopping.data.order import derive_seed, seed_generators
-from flopping.errors import UsageError, as_usage_error
+from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.files import require_regular
 from flopping.groups import Group, flop, get_group
 from flopping.models import targets
@@ -100,6 +100,8 @@ def is_own_code(name: str) -> bool:
 
 def identify(name: str) -> str:
     """What a network's name stands for: a registered name, or the hash of a user's file and what it defines."""
+    if name.endswith(".py"):
+        raise targets.missing_attribute(name)
     if not is_own_code(name):
         return registered_name(name)
     file, _, attribute = name.rpartition(":")
@@ -114,13 +116,15 @@ def _build_own(recipe: Recipe, name: str, classes: int) -> nn.Module:
     offered = {"num_classes": classes, "in_chans": recipe.in_chans, "img_size": recipe.img_size}
     seed_generators(derive_seed(recipe.seed, "weights"))
     model = targets.load_attribute(name, recipe.model_args, offered)
-    with as_usage_error(RuntimeError, TypeError, ValueError, context=f"{name!r} refuses an image of {size}"):
+    with own_code(f"{name!r} refuses an image of {size}"):
         output = model.eval()(torch.zeros(1, *size))
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if found != (1, classes):
         raise UsageError(
             f"{name!r} gives {found} for one image, and the data has {classes} classes: give it an argument num_classes"
         )
+    if not output.requires_grad or output.is_complex():
+        raise UsageError(f"{name!r} gives {output.dtype} values that can't be trained: no free parameter decides them")
     model.num_classes, model.pretrained_cfg = classes, {"classifier": None}  # type: ignore[assignment]
     return model.train()
 

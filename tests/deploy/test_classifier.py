@@ -23,6 +23,7 @@ from flopping.training.checkpoint import AVERAGE
 
 WEIGHTS = "model.safetensors"
 CODE = """
+import torch
 from torch import nn
 from flopping import Layout, flop, nn as fnn
 
@@ -45,6 +46,22 @@ def dense():
 
 def layer():
     return fnn.Linear(Layout.regular(flop, 8), Layout.regular(flop, 8))
+
+def broken():
+    return {}["width"]
+
+class Raises(nn.Module):
+    def forward(self, x):
+        return x / (1 // 0)
+
+class Waves(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft(x.mean((2, 3)))
+
+def described():
+    net = Waves()
+    net.default_cfg = {"input_size": 3}
+    return net
 """
 
 
@@ -156,8 +173,11 @@ def test_other_sizes(name: str) -> None:
     ("name", "img_size", "size", "classes"),
     [("ours", None, (3, 32, 48), 5), ("picky", 20, (3, 20, 20), 4)],
 )
-def test_networks_of_ones_own(name: str, img_size: int | None, size: tuple[int, ...], classes: int, code: Path) -> None:
-    found = open_classifier(f"{code}:{name}", img_size=img_size)
+def test_networks_of_ones_own(
+    name: str, img_size: int | None, size: tuple[int, ...], classes: int, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(code.parent)
+    found = open_classifier(f"./{code.name}:{name}", img_size=img_size)
     assert found.labels == tuple(map(str, range(classes)))
     assert found.trained is None  # its code may have loaded weights, or not
     assert found.input_size == size
@@ -170,8 +190,12 @@ def test_networks_of_ones_own(name: str, img_size: int | None, size: tuple[int, 
         (":dense", "(1, 4, 64, 64)"),
         (":layer", "takes features"),
         (":picky", "3 x 64 x 64 (--img-size"),
-        ("", "small, ours, picky, dense, layer"),
+        ("", "small, ours, picky, dense, layer, broken, Raises"),
+        (":Waves", "torch.complex64"),
+        (":described", "default_cfg"),
         (":smal", "has no 'smal'; it has small"),
+        (":broken", "KeyError: 'width' (line "),
+        (":Raises", "3 x 64 x 64 (--img-size names another size): ZeroDivisionError: integer division"),
     ],
 )
 def test_code_that_is_refused(attribute: str, words: str, code: Path) -> None:
