@@ -226,6 +226,7 @@ def load_checkpoint(
         model = made or targets.load_folder(folder, pretrained=not average)
         if own or average:
             load_weights(model, read_weights(folder / (AVERAGE if average else WEIGHTS)))
+        _require_finite_answer(model)
     except UNFIT as error:
         reason = shorten(" ".join(str(error).split()), 400)
         name = config["architecture"]
@@ -240,6 +241,16 @@ def _require_real(path: Path) -> None:
             for name in file.keys():  # noqa: SIM118 - it is no table
                 if file.get_slice(name).get_dtype().startswith("C"):
                     raise UsageError(f"{str(path)!r} holds complex weights ({name}), and networks have real ones")
+
+
+@torch.no_grad()
+def _require_finite_answer(model: nn.Module) -> None:
+    """Refuse a network that takes no image of the size in its config, or whose weights are not finite."""
+    size = resolve_model_data_config(model)["input_size"]
+    answer = model.eval()(torch.zeros(1, *size))
+    if not isinstance(answer, Tensor) or not answer.isfinite().all():
+        what = "values that are not finite" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+        raise ValueError(f"for an image of {size} it gives {what}")
 
 
 def _require_same_code(config: Mapping[str, Any], code: str | None, folder: Path) -> None:

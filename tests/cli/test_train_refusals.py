@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 from support.image_files import image_folder, make_image, web_dataset
 from support.training_runs import ANIMALS, TINY, Ended, call, train_tiny
+
+from flopping.training.networks import build
+from flopping.training.recipe import load
 
 Arguments = Callable[[Path], list[str]]
 
@@ -26,6 +30,15 @@ def options(*given: str) -> Arguments:
 
 def named(name: str) -> Arguments:
     return lambda root: ["fashion_vit", "--data", name, "--root", str(root)]
+
+
+def init_from_nan(root: Path) -> list[str]:
+    """Weights of the network that is trained, one of which is damaged."""
+    arguments = options("--init", "{}/nan.safetensors")(root)
+    recipe = load("fashion_vit").override([word for word in arguments if "=" in word])
+    weights = build(recipe, recipe.model, 2).state_dict()
+    save_file({**weights, "head.weight": weights["head.weight"] / 0}, root / "nan.safetensors")
+    return arguments
 
 
 REFUSED: dict[str, tuple[Arguments, list[str]]] = {

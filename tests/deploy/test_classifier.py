@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.odd_photos import scene
 from support.saved_networks import TINY, edit_config, save_network
 from timm.data import create_transform, resolve_data_config
@@ -228,7 +228,10 @@ def test_weights_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> N
     assert f"the weights of {name!r} can't be downloaded" in refuse(name)
 
 
-@pytest.mark.parametrize("what", ["cut off", "other weights", "unknown", "{", "{}", "[" * 100_000, "\xff"])
+CORRUPTED = ["cut off", "other weights", "not finite", "unknown", "another size", "features", "{", "{}", "[" * 100_000]
+
+
+@pytest.mark.parametrize("what", [*CORRUPTED, "\xff"])
 def test_corrupted_folders(what: str, tmp_path: Path) -> None:
     save_network(tmp_path)
     weights = tmp_path / WEIGHTS
@@ -236,8 +239,14 @@ def test_corrupted_folders(what: str, tmp_path: Path) -> None:
         weights.write_bytes(weights.read_bytes()[:1000])
     elif what == "other weights":
         save_file({"a": torch.zeros(1)}, weights)
+    elif what == "not finite":
+        save_file({name: value / 0 for name, value in load_file(weights).items()}, weights)
     elif what == "unknown":
         edit_config(tmp_path, architecture="nothing_like_it")
+    elif what == "another size":
+        edit_config(tmp_path, model_args={"img_size": 96})
+    elif what == "features":
+        edit_config(tmp_path, model_args={"features_only": True})
     else:
         (tmp_path / "config.json").write_bytes(what.encode("latin-1"))
     message = refuse(tmp_path)
