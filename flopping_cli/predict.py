@@ -70,7 +70,7 @@ def predict(
     img_size: Annotated[
         int | None, typer.Option(min=1, help="Another size of images, for networks that are no checkpoint.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images at a time.")] = 32,
     device: Device = "auto",
     max_pixels: Annotated[
         int | None, typer.Option(min=1, help="Refuse larger images; by default those of more than 89 million pixels.")

@@ -39,7 +39,7 @@ def verify(
         str | None, typer.Option(help="Check this group, by default the one the network declares.")
     ] = None,
     img_size: Annotated[
-        int | None, typer.Option(min=1, help="Size of the test image, where the network doesn't say.")
+        int | None, typer.Option(min=1, max=8192, help="Size of the test image, where the network doesn't say.")
     ] = None,
     dtype: Annotated[DType, typer.Option(help="Precision of weights and image.")] = DType.float32,
     tol: Annotated[float | None, typer.Option(min=0.0, help="Largest relative error that passes.")] = None,
@@ -68,6 +68,8 @@ def verify(
     precision = getattr(torch, dtype.value)
     with show_status("Checking", quiet):
         checked = None if group is None else get_group(group)
+        if checked is not None and len(checked.elements) == 1:
+            raise UsageError(f"--group {group} moves nothing, so there is nothing to check: name another group")
         if target in ("ToRegular", "Concat"):
             raise UsageError(f"{target} gives up the group: its result follows none, so there is nothing to check")
         if target == "layers" or target in LAYERS:

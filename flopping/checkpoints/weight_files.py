@@ -62,9 +62,9 @@ class Preprocessing(BaseModel):
     """What a config.json says about images; timm takes its own values for what is missing."""
 
     input_size: tuple[PositiveInt, Side, Side] = (3, 224, 224)
-    crop_pct: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
+    crop_pct: Annotated[float, Field(strict=True, ge=0.1, le=1)] = 1.0
     crop_mode: Literal["center", "squash", "border"] = "center"
-    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"] = "bicubic"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
     mean: tuple[FiniteFloat, ...] | None = None
     std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
 

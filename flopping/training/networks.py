@@ -86,7 +86,8 @@ def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     if cfg is not None and cfg.fixed_input_size:
         args.setdefault("img_size", recipe.img_size)
     seed_generators(derive_seed(recipe.seed, "weights"))
-    with as_usage_error(TypeError, ValueError, context=f"{name} can't be made with {args}"):
+    # RuntimeError: there is less memory than the network takes
+    with as_usage_error(RuntimeError, TypeError, ValueError, context=f"{name} can't be made with {args}"):
         model: nn.Module = timm.create_model(
             registered, pretrained=False, num_classes=classes, in_chans=recipe.in_chans, **args
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Family = Literal["ViT", "ResMLP", "ConvNeXt"]
 GroupName = Literal["flop", "flip", "rot180", "flipflop", "rot90", "octic"]
-Count = Annotated[int, Interval(ge=1)]
+Count = Annotated[int, Interval(ge=1, lt=2**31)]
 Positive = Annotated[float, Interval(gt=0)]
 NotNegative = Annotated[float, Interval(ge=0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
@@ -71,7 +71,7 @@ SET_BY_FIELDS = {
 _NUMBER = r"\d+(\.\d+)?"
 _POLICIES = (
     rf"(3a|v0r?|originalr?)(-mstd{_NUMBER})?",
-    rf"rand(-(m|n|inc|mmax)\d+|-(p|mstd){_NUMBER}|-t(weights|3aw?))*",
+    rf"rand(-(m|n|inc|mmax)\d{{1,2}}|-p(0(\.\d+)?|1)|-mstd{_NUMBER}|-t(weights|3aw?))*",
     rf"augmix(-(m|w|d|b)\d+|-(a|mstd){_NUMBER})*",
 )
 """The policies of timm's that have a meaning; timm itself ignores some of what it doesn't know."""
@@ -135,7 +135,7 @@ class Recipe:
     mean: Annotated[Numbers | None, "mean of the images' channels; null: the network's"] = None
     std: Annotated[PositiveNumbers | None, "standard deviation of the images' channels; null: the network's"] = None
     interpolation: Annotated[Literal["nearest", "bilinear", "bicubic"], "how images are resized"] = "bicubic"
-    test_crop: Annotated[PositiveShare, "share of a test image's side that is kept"] = 1.0
+    test_crop: Annotated[Annotated[float, Interval(ge=0.1, le=1)], "share of a test image's side that is kept"] = 1.0
 
     epochs: Annotated[Count, "passes over the images"]
     batch_size: Annotated[Count, "images per step, over all processes"]

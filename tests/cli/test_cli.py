@@ -176,9 +176,10 @@ import flopping_cli
 
 
 @pytest.mark.parametrize(
-    "wrong", ["--depth -1", "--tol nan", "--tol inf", "--tol -1", "--img-size 100000000", "--img-size 10000000000"]
+    "wrong",
+    ["--depth -1", "--tol nan", "--tol inf", "--tol -1", "--img-size 100000000", "--img-size 8193", "--group trivial"],
 )
-def test_numbers_that_verify_refuses(wrong: str) -> None:
+def test_what_verify_refuses(wrong: str) -> None:
     code, out, err = run("verify", "convnext_flop_test", *wrong.split())
     assert (code, out) == (2, "")
     assert wrong.split()[0] in err

@@ -266,8 +266,10 @@ def test_a_bug_is_not_taken_for_a_corrupted_folder(tmp_path: Path, monkeypatch: 
     [
         ("crop_pct", "x"),
         ("crop_pct", 0),
+        ("crop_pct", 1e-3),
         ("crop_mode", "middle"),
         ("interpolation", "zzz"),
+        ("interpolation", "random"),
         ("std", [0, 0, 0]),
         ("std", [0]),
         ("mean", [0.5]),

@@ -263,7 +263,15 @@ def test_exit_codes(photos: Path, ordinary: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["--top 0", "--device banana", "--format xml", "--json --format csv", "--group octic", "--check --group banana"],
+    [
+        "--top 0",
+        "--device banana",
+        "--format xml",
+        "--json --format csv",
+        "--group octic",
+        "--check --group banana",
+        "--batch 1048577",
+    ],
 )
 def test_options_that_are_refused(wrong: str, photos: Path, ordinary: Path) -> None:
     ended = classify(ordinary, photos / "0.png", *wrong.split())

@@ -100,8 +100,10 @@ CHANGES = {
     "batch_size=2 repeats=3": "repeats=3",
     "batch_size=7 mixup=0.8": "batch_size is even, got 7",
     "mean=[1,2]": "in_chans=3), got (1.0, 2.0)",
+    "epochs=2147483648": "got 2147483648",
+    "test_crop=0.01": "got 0.01",
     "augment=randaugment": "'randaugment'",
-    **{f"augment={policy}": f"'{policy}'" for policy in ("3A", "rand-", "rand-tfoo", "rand-m")},
+    **{f"augment={policy}": f"'{policy}'" for policy in ("3A", "rand-", "rand-tfoo", "rand-m", "rand-p7", "rand-n100")},
 }
 
 
