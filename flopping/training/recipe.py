@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
+from flopping.files import LARGEST_TEXT, require_regular
 from flopping.models.arguments import MAX_IMG_SIZE
 from flopping.training.schema import as_file_error, build, document, format_yaml, parse_yaml, unknown_field
 
@@ -273,6 +274,7 @@ def text_of(name: str | Path) -> str:
     if text.endswith((".yaml", ".yml")):
         if not Path(text).is_file():
             raise UsageError(f"no recipe {text!r}: there is no such file")
+        require_regular(Path(text), LARGEST_TEXT)
         with as_usage_error(UnicodeDecodeError, context=f"{text}: a recipe is text in UTF-8"), as_usage_error(OSError):
             return Path(text).read_text(encoding="utf-8")
     if text not in names():
