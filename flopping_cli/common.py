@@ -61,7 +61,7 @@ class Commands(TyperGroup):
         return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
 
     def invoke(self, ctx: Any) -> Any:
-        _buffer_output()
+        _prepare_output()
         try:
             return super().invoke(ctx)
         except ValueError as error:
@@ -119,9 +119,16 @@ def is_typed(path: str, words: Sequence[str]) -> bool:
     return any(f"{os.path.realpath(path)}{os.sep}".startswith(f"{place}{os.sep}") for place in places)
 
 
-def _buffer_output() -> None:
-    """Buffer standard output: unbuffered (`python -u`), Python drops what the system doesn't take at once."""
+def _prepare_output() -> None:
+    """Make standard output take everything: where it is closed, where it has no character for a text, unbuffered.
+
+    Unbuffered (`python -u`), Python drops what the system doesn't take at once.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out.encoding.lower() not in ("utf-8", "utf8"):
+        out.reconfigure(errors="backslashreplace")
     if isinstance(getattr(out, "buffer", None), io.RawIOBase):
         sys.stdout = open(out.fileno(), "w", 1, out.encoding, out.errors, closefd=False)  # noqa: SIM115 - until the end
 

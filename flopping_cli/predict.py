@@ -99,7 +99,7 @@ def predict(
         raise UsageError(f"--group {group} says what --check runs: add --check")
     results = _Results(Format.jsonl if json else form or Format.table, console)
     photos = []
-    for photo in find_photos(images, sys.stdin.buffer):
+    for photo in find_photos(images, None if sys.stdin is None else sys.stdin.buffer):  # which may be closed
         if isinstance(photo, Failed):
             results.fail(photo)
         else:

@@ -6,6 +6,7 @@ Whoever adds a command says by an example how it is called, and gives it --quiet
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 import shlex
@@ -355,6 +356,19 @@ def test_own_code_that_exits_is_refused(tmp_path: Path) -> None:
     code, out, err = run("verify", f"{tmp_path}/net.py:build")
     assert (code, out) == (2, "")
     assert "sys.exit(0)" in err
+
+
+def test_output_that_takes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal without a character for a name, and an output that is closed."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    for stream in (out, None):
+        monkeypatch.setattr("sys.stdout", stream)
+        with pytest.raises(SystemExit):
+            app(["recipes", "--fields", "--json", "-q"])
+        print("é")
+        sys.stdout.flush()
+    sys.stdout.close()
+    assert out.buffer.getvalue().endswith(b"\\xe9\n")  # type: ignore[attr-defined]
 
 
 def test_a_usage_error_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
