@@ -229,6 +229,6 @@ def _find_result(folder: Path, step: int) -> Accuracy | None:
     """The result in the log, if the checkpoint is of the last step."""
     for event in reversed(read_log(folder)):
         if event["kind"] == "end" and event["step"] == step:
-            with suppress(AttributeError, KeyError, TypeError):  # of a damaged log: the last weights are tested again
+            with suppress(AttributeError, KeyError, TypeError, ValueError):  # a damaged log: tested again
                 return Accuracy.from_dict(event["result"])
     return None
