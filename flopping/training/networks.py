@@ -35,7 +35,14 @@ from flopping.models.zoo import ZOO, paper_names, registered_name
 from flopping.nn import DropPath as EquivariantDropPath
 from flopping.testing import group_of
 from flopping.training.checkpoint import AVERAGE, MANIFEST, read_manifest
-from flopping.training.recipe import Recipe
+from flopping.training.recipe import Family, Recipe
+
+FAMILIES: dict[Family, set[str]] = {
+    "ViT": {"VisionTransformer"},
+    "ResMLP": {"ResMlp", "MlpMixer"},
+    "ConvNeXt": {"ConvNeXt"},
+}
+"""The classes of a family, in this library and in timm."""
 
 
 def ignores(model: nn.Module, group: Group) -> bool:
@@ -64,6 +71,20 @@ def group_to_test(model: nn.Module, asked: str | None, size: tuple[int, int]) ->
             f" {size[0]} x {size[1]}. flop, flip, rot180 and flipflop take any size"
         )
     return group
+
+
+def describe_mismatch(recipe: Recipe, model: nn.Module) -> str | None:
+    """A note on a network of another family than the recipe was made for; None if it fits, or any does.
+
+    >>> from flopping.training.recipe import load
+    >>> describe_mismatch(load("deit3_small"), timm.create_model("test_vit"))
+    >>> describe_mismatch(load("deit3_small"), timm.create_model("test_resnet"))
+    'The recipe was made for ViT, and the network is a ResNet: other values may suit it better.'
+    """
+    if recipe.family is None or FAMILIES[recipe.family] & {kind.__name__ for kind in type(model).__mro__}:
+        return None
+    kind = type(model).__name__
+    return f"The recipe was made for {recipe.family}, and the network is a {kind}: other values may suit it better."
 
 
 def build(recipe: Recipe, name: str, classes: int) -> nn.Module:

@@ -22,7 +22,7 @@ from flopping.training.checkpoint import Checkpoint, CheckpointManager, read_man
 from flopping.training.distributed import SharedUsageError, StopSignals, World, init_world
 from flopping.training.evaluate import Accuracy
 from flopping.training.job import RUN, Job, RunOptions, fingerprint
-from flopping.training.networks import identify, is_own_code
+from flopping.training.networks import describe_mismatch, identify, is_own_code
 from flopping.training.run_log import CURVES, LOG, read_log, warn
 from flopping.training.trainer import Trainer
 
@@ -101,7 +101,10 @@ def _build_trainer(
     _stop_if_requested(here, signals)
     for note in filter(None, (train.note, test.note) if here.is_main else ()):
         warn(console, escape(note))
-    return Trainer(replace(job, fingerprint=found), machine, folder, here, train, test, console, signals)
+    trainer = Trainer(replace(job, fingerprint=found), machine, folder, here, train, test, console, signals)
+    if here.is_main and not is_own_code(job.model) and (mismatch := describe_mismatch(job.recipe, trainer.model)):
+        warn(console, f"[yellow]{mismatch}[/yellow]")
+    return trainer
 
 
 def _open_data(job: Job, here: World) -> tuple[ImageDataset, ImageDataset, str]:

@@ -242,7 +242,7 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
     bad.write_bytes(b"")
     model, fields = FAMILIES["ViT"]
     kind = {"optimizer": "adamw", "lr": 1e-3, "model_args": fields["model_args"]}
-    recipe = recipe_file(tmp_path / "a.yaml", "ViT", epochs=1, batch_size=12, **kind)
+    recipe = recipe_file(tmp_path / "a.yaml", "ResMLP", epochs=1, batch_size=12, **kind)
     words = [word for word in command(recipe, data, folder, model, "--workers", "0") if word != "--json"]
     code, out, err = run(*words, "-q")
     assert code == 0, err
@@ -253,7 +253,8 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
         out,
     )
     warning = f"1 validation image could not be read, left out: {bad}. Put good images there"
-    assert err == f"{warning} before the next run.\n"
+    family = "The recipe was made for ResMLP, and the network is a VisionTransformer: other values may suit it better."
+    assert err == f"{family}\n{warning} before the next run.\n"
     code, out, err = run(*words, "--resume")
     assert "The run is already complete" in err
     tested = ["eval", str(folder), "--data", str(data), "--workers", "0", "--device", "cpu", "-q"]
