@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,23 @@ def test_networks_of_ones_own(
     assert found.trained is None  # its code may have loaded weights, or not
     assert found.input_size == size
     assert found.model(found.prepare([scene()])).shape == (1, classes)
+
+
+def test_code_that_imports_modules_beside_it(tmp_path: Path) -> None:
+    """When it is loaded, and when its function is called."""
+    (tmp_path / "beside_net.py").write_text("CLASSES = 3")
+    (tmp_path / "below_net.py").write_text("SIZE = 12")
+    (tmp_path / "net.py").write_text("""
+from torch import nn
+from beside_net import CLASSES
+
+def build():
+    from below_net import SIZE
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(SIZE, CLASSES))
+""")
+    before = list(sys.path)
+    assert len(open_classifier(f"{tmp_path}/net.py:build").labels) == 3
+    assert sys.path == before
 
 
 @pytest.mark.parametrize(
