@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import LARGEST_TEXT, require_regular
-from flopping.models.arguments import MAX_IMG_SIZE
+from flopping.models.arguments import MAX_IMG_SIZE, SET_BY_FIELDS
 from flopping.training.schema import as_file_error, build, document, format_yaml, parse_yaml, unknown_field
 
 if TYPE_CHECKING:
@@ -58,16 +58,6 @@ SYNONYMS = {
     "num_epochs": "epochs",
 }
 """Names that fields have elsewhere, in timm above all: an error says what they are called here."""
-
-SET_BY_FIELDS = {
-    "weight_init": "weight_init",
-    "img_size": "img_size",
-    "in_chans": "in_chans",
-    "drop_path_rate": "drop_path",
-    "drop_rate": "dropout",
-    "num_classes": "the images",
-}
-"""Arguments of networks that fields of a recipe or the images decide, and which ones."""
 
 _NUMBER = r"\d+(\.\d+)?"
 _POLICIES = (
