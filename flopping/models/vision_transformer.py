@@ -186,7 +186,7 @@ class VisionTransformer(TokenBackbone):
         return masks | {"grid": self.grid_of((image.shape[2], image.shape[3]))}
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """Tokens behind the last block and the final norm; `attn_mask` is that of `Attention`, for all blocks."""
+        """Tokens after the last block and the final norm; `attn_mask` is that of `Attention`, for all blocks."""
         return self.finish(self._run(self._layers, self.embed(x), context=self.context(x, attn_mask)))
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
