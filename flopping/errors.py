@@ -14,6 +14,10 @@ class UsageError(ValueError):
     """
 
 
+class OwnCodeError(UsageError):
+    """A user's own code raised the error that is its cause. The command line shows the traceback of that error."""
+
+
 class RunStoppedError(Exception):
     """A run that ended before its last step. The message says why, and how to go on."""
 
@@ -54,13 +58,13 @@ def as_usage_error(*kinds: type[Exception], context: str = "") -> Iterator[None]
 
 @contextmanager
 def own_code(context: str) -> Iterator[None]:
-    """Raise a `UsageError` for whatever a user's own code raises, with the line that raises it.
+    """Raise an `OwnCodeError` for whatever a user's own code raises, with the line that raises it.
 
     >>> with own_code("'my_net.py:build' can't be called"):  # doctest: +ELLIPSIS
     ...     {}["width"]
     Traceback (most recent call last):
     ...
-    flopping.errors.UsageError: 'my_net.py:build' can't be called: KeyError: 'width' (line 2 of ...)
+    flopping.errors.OwnCodeError: 'my_net.py:build' can't be called: KeyError: 'width' (line 2 of ...)
     """
     try:
         yield
@@ -70,7 +74,7 @@ def own_code(context: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         last = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[0]][-1]
         what = traceback.format_exception_only(error)[-1].strip()
-        raise UsageError(f"{context}: {what} (line {last.lineno} of {last.filename!r})") from error
+        raise OwnCodeError(f"{context}: {what} (line {last.lineno} of {last.filename!r})") from error
 
 
 def describe(error: Exception) -> str:

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from time import sleep
@@ -75,6 +76,7 @@ class Commands(TyperGroup):
 
                 if isinstance(error, SharedUsageError):  # rank 0 has shown it
                     raise typer.Exit(2) from error
+            _show_own_code(error)
             raise self._refusal(ctx, str(error)) from error
         except SystemExit as error:  # of a user's own code: the commands themselves raise typer.Exit
             raise self._refusal(ctx, f"own code ended the command: sys.exit({error.code})") from error
@@ -105,6 +107,16 @@ class Commands(TyperGroup):
         """A message that shows the usage of the command that was called."""
         name = ctx.invoked_subcommand
         return typer.BadParameter(text, typer.Context(self.commands[name], parent=ctx, info_name=name))
+
+
+def _show_own_code(error: BaseException | None) -> None:
+    """Show the traceback of an error that a user's own code raised."""
+    from flopping.errors import OwnCodeError
+
+    while error is not None and not isinstance(error, OwnCodeError):
+        error = error.__cause__
+    if error is not None:
+        traceback.print_exception(error.__cause__)
 
 
 def is_typed(path: str, words: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
 from textwrap import shorten
@@ -245,10 +246,11 @@ def load_checkpoint(
         _require_same_code(config, code, folder)
     made = _build_from_code(code or "", config, folder) if own else None
     try:
-        model = made or targets.load_folder(folder, pretrained=not average)
+        model = targets.load_folder(folder, pretrained=not average) if made is None else made
         if own or average:
             load_weights(model, read_weights(folder / (AVERAGE if average else WEIGHTS)))
-        _require_finite_answer(model)
+        with own_code(f"{code!r} can't be run") if own else nullcontext():
+            _require_finite_answer(model)
     except UNFIT as error:
         reason = shorten(" ".join(str(error).split()), 400)
         name = config["architecture"]
@@ -272,7 +274,7 @@ def _require_finite_answer(model: nn.Module) -> None:
     answer = model.eval()(torch.zeros(1, *size))
     if not isinstance(answer, Tensor) or not answer.isfinite().all():
         what = "values that are not finite" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-        raise ValueError(f"for an image of {size} it gives {what}")
+        raise UsageError(f"for an image of {size} it gives {what}")
 
 
 def _require_same_code(config: Mapping[str, Any], code: str | None, folder: Path) -> None:
