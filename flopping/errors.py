@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +12,10 @@ class UsageError(ValueError):
 
     The command line shows it without a traceback and exits with 2. Any other error is a bug and keeps its traceback.
     """
+
+
+class OwnCodeError(UsageError):
+    """A user's own code raised the error that is its cause. The command line shows the traceback of that error."""
 
 
 class RunStoppedError(Exception):
@@ -49,6 +54,27 @@ def as_usage_error(*kinds: type[Exception], context: str = "") -> Iterator[None]
         if isinstance(error, UsageError) and not context:
             raise
         raise UsageError(f"{context}: {describe(error)}" if context else describe(error)) from error
+
+
+@contextmanager
+def own_code(context: str) -> Iterator[None]:
+    """Raise an `OwnCodeError` for whatever a user's own code raises, with the line that raises it.
+
+    >>> with own_code("'my_net.py:build' can't be called"):  # doctest: +ELLIPSIS
+    ...     {}["width"]
+    Traceback (most recent call last):
+    ...
+    flopping.errors.OwnCodeError: 'my_net.py:build' can't be called: KeyError: 'width' (line 2 of ...)
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[0]][-1]
+        what = traceback.format_exception_only(error)[-1].strip()
+        raise OwnCodeError(f"{context}: {what} (line {last.lineno} of {last.filename!r})") from error
 
 
 def describe(error: Exception) -> str:

@@ -129,10 +129,12 @@ def _umask(folder: Path) -> int:
     return 0o666 & ~probe.stat().st_mode
 
 
-def require_regular(path: Path) -> None:
-    """Refuse a folder, a pipe or a device where a file of data is read: reading it may never end."""
+def require_regular(path: Path, largest: int | None = None) -> None:
+    """Refuse a folder, a pipe or a device where a file of data is read, or a larger file: reading may never end."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{str(path)!r} is no regular file")
+    if largest is not None and path.exists() and (size := path.stat().st_size) > largest:
+        raise UsageError(f"{str(path)!r} is {size:,} bytes long, more than the {largest:,} that are read")
 
 
 def suffix_of(name: str | Path, known: Sequence[str]) -> str:
@@ -178,6 +180,8 @@ def require_writable(path: Path, force: bool, *, folder: bool = False, option: s
         raise UsageError(f"{str(path)!r} exists; {option} replaces it")
 
 
+LARGEST_TEXT = 2**22
+"""Bytes of a recipe or of a description in JSON."""
 LOCK = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 """Answers of file systems without locks."""

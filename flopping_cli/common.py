@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from time import sleep
@@ -61,7 +62,7 @@ class Commands(TyperGroup):
         return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
 
     def invoke(self, ctx: Any) -> Any:
-        _buffer_output()
+        _prepare_output()
         try:
             return super().invoke(ctx)
         except ValueError as error:
@@ -75,6 +76,7 @@ class Commands(TyperGroup):
 
                 if isinstance(error, SharedUsageError):  # rank 0 has shown it
                     raise typer.Exit(2) from error
+            _show_own_code(error)
             raise self._refusal(ctx, str(error)) from error
         except SystemExit as error:  # of a user's own code: the commands themselves raise typer.Exit
             raise self._refusal(ctx, f"own code ended the command: sys.exit({error.code})") from error
@@ -107,6 +109,16 @@ class Commands(TyperGroup):
         return typer.BadParameter(text, typer.Context(self.commands[name], parent=ctx, info_name=name))
 
 
+def _show_own_code(error: BaseException | None) -> None:
+    """Show the traceback of an error that a user's own code raised."""
+    from flopping.errors import OwnCodeError
+
+    while error is not None and not isinstance(error, OwnCodeError):
+        error = error.__cause__
+    if error is not None:
+        traceback.print_exception(error.__cause__)
+
+
 def is_typed(path: str, words: Sequence[str]) -> bool:
     """Whether a file was named on the command line, or lies in a folder that was; relative names are the user's, too.
 
@@ -119,9 +131,16 @@ def is_typed(path: str, words: Sequence[str]) -> bool:
     return any(f"{os.path.realpath(path)}{os.sep}".startswith(f"{place}{os.sep}") for place in places)
 
 
-def _buffer_output() -> None:
-    """Buffer standard output: unbuffered (`python -u`), Python drops what the system doesn't take at once."""
+def _prepare_output() -> None:
+    """Make standard output take everything: where it is closed, where it has no character for a text, unbuffered.
+
+    Unbuffered (`python -u`), Python drops what the system doesn't take at once.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out.encoding.lower() not in ("utf-8", "utf8"):
+        out.reconfigure(errors="backslashreplace")
     if isinstance(getattr(out, "buffer", None), io.RawIOBase):
         sys.stdout = open(out.fileno(), "w", 1, out.encoding, out.errors, closefd=False)  # noqa: SIM115 - until the end
 

@@ -101,14 +101,15 @@ def _count(target: str, img_size: int | None, batch: int, train: bool) -> tuple[
     import torch
 
     from flopping.cost.count import count as run
-    from flopping.errors import as_usage_error
+    from flopping.errors import as_usage_error, own_code
     from flopping.models.targets import example_input, load_on_meta
 
     model = load_on_meta(target, img_size)
     x = example_input(model, img_size, torch.float32)
     sizes = tuple(x.shape[1:]) if isinstance(x, torch.Tensor) else tuple(tuple(part.shape[1:]) for part in x)
     context = f"{type(model).__name__} can't be counted for an input of {sizes}"
-    with as_usage_error(AssertionError, RuntimeError, TypeError, ValueError, context=context):
+    kinds = AssertionError, RuntimeError, TypeError, ValueError
+    with own_code(context) if ":" in target else as_usage_error(*kinds, context=context):
         return model, run(model, sizes, batch, training=train), " x ".join(map(str, sizes))
 
 

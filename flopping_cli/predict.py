@@ -70,7 +70,7 @@ def predict(
     img_size: Annotated[
         int | None, typer.Option(min=1, help="Another size of images, for networks that are no checkpoint.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images at a time.")] = 32,
     device: Device = "auto",
     max_pixels: Annotated[
         int | None, typer.Option(min=1, help="Refuse larger images; by default those of more than 89 million pixels.")
@@ -99,7 +99,7 @@ def predict(
         raise UsageError(f"--group {group} says what --check runs: add --check")
     results = _Results(Format.jsonl if json else form or Format.table, console)
     photos = []
-    for photo in find_photos(images, sys.stdin.buffer):
+    for photo in find_photos(images, None if sys.stdin is None else sys.stdin.buffer):  # which may be closed
         if isinstance(photo, Failed):
             results.fail(photo)
         else:

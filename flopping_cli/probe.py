@@ -113,7 +113,7 @@ def probe(
     if json:
         for layer in report.layers:
             typer.echo(json_module.dumps(layer.as_dict()))
-        summary = {"model": target, "data": data, "images": report.images, "invariant_share": report.invariant_share}
+        summary = {"model": target, "data": data, "images": report.images, "extra_share": report.extra_share}
         typer.echo(json_module.dumps({**summary, "suggested_share": report.suggested_share}))
     else:
         table = Table("layer", box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")

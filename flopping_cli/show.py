@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,7 @@ def show(
 
     Examples: flopping show butterfly.jpg; flopping show butterfly.jpg --model runs/e-vit-b -o seen.png
     """
+    from flopping.errors import UsageError
     from flopping.lab.drawing import require_figure, save
     from flopping.lab.show import capture_view, format_difference, open_picture
     from flopping.lab.show_figure import draw
@@ -56,6 +58,8 @@ def show(
     stem = image.replace(":", "-") if image.startswith("fashion-mnist:") else Path(image).stem
     output = output or Path(f"{stem}-flopping.png")
     require_figure(output, force)
+    if os.path.realpath(image) == os.path.realpath(output):
+        raise UsageError(f"-o {output} is the image itself, which would be lost: name another file")
     picture = open_picture(image)
     with progress_console(quiet).status("looking at the image and its mirror image"):
         from flopping.deploy.classifier import open_classifier

@@ -42,7 +42,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:NUMBER, or auto.")]
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Processes that read images, for each that trains; by default one for each other core, at most 8."
+        min=0,
+        max=256,
+        help="Processes that read images, for each that trains; by default one for each other core, at most 8.",
     ),
 ]
 RecipeName = Annotated[str, typer.Argument(help="A recipe by its name (flopping recipes), or a file of yours.")]
@@ -142,12 +144,15 @@ def train(
     torchrun --nproc-per-node 8 -m flopping train deit3_huge --model "H(ViT-H)" --data imagenet/ -o runs/h --shard
     """
     from flopping.data.batches import default_workers
+    from flopping.errors import UsageError
     from flopping.lab.curves import show_curves
     from flopping.training.checkpoint import CheckpointManager
     from flopping.training.job import RunOptions
     from flopping.training.run import train as run
 
     console = Console(stderr=True)
+    if restart and not resume:
+        raise UsageError("--restart goes with --resume, which says to go on with a run")
     job = build_job(recipe, changes, data, model, root, micro_batch, init, new_head)
     workers = default_workers() if workers is None else workers
     machine = RunOptions(
@@ -258,7 +263,7 @@ def evaluate(
     group: TestGroup = None,
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
     code: OwnCode = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images at a time.")] = 100,
     device: Device = "auto",
     workers: Workers = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from contextlib import nullcontext
 from dataclasses import asdict
 from enum import Enum
 from math import isfinite
@@ -38,7 +39,7 @@ def verify(
         str | None, typer.Option(help="Check this group, by default the one the network declares.")
     ] = None,
     img_size: Annotated[
-        int | None, typer.Option(min=1, help="Size of the test image, where the network doesn't say.")
+        int | None, typer.Option(min=1, max=8192, help="Size of the test image, where the network doesn't say.")
     ] = None,
     dtype: Annotated[DType, typer.Option(help="Precision of weights and image.")] = DType.float32,
     tol: Annotated[float | None, typer.Option(min=0.0, help="Largest relative error that passes.")] = None,
@@ -53,7 +54,7 @@ def verify(
     """
     import torch
 
-    from flopping.errors import UsageError, as_usage_error
+    from flopping.errors import UsageError, as_usage_error, own_code
     from flopping.groups import flop, get_group
     from flopping.models.targets import example_input, load
     from flopping.testing import group_of, randomize_
@@ -67,6 +68,8 @@ def verify(
     precision = getattr(torch, dtype.value)
     with show_status("Checking", quiet):
         checked = None if group is None else get_group(group)
+        if checked is not None and len(checked.elements) == 1:
+            raise UsageError(f"--group {group} moves nothing, so there is nothing to check: name another group")
         if target in ("ToRegular", "Concat"):
             raise UsageError(f"{target} gives up the group: its result follows none, so there is nothing to check")
         if target == "layers" or target in LAYERS:
@@ -78,7 +81,10 @@ def verify(
             model = load(target).to(precision)
             kinds = AssertionError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
             refuses = f"{type(model).__name__} refuses --img-size {img_size}"
-            with as_usage_error(*kinds if img_size is not None else (), context=refuses):
+            with (
+                as_usage_error(*kinds if img_size is not None else (), context=refuses),
+                own_code(f"{target!r} can't be run") if ":" in target else nullcontext(),
+            ):
                 x = example_input(model, img_size, precision)
                 run_model(model, x)
             model = model if as_is else randomize_(model)

@@ -79,7 +79,7 @@ def _moved(element: str, matrix: Tensor) -> None:
 
 
 def _rules(ordinary: str) -> tuple[Rule, ...]:
-    """`ordinary` is what ours call the only irrep of the blocks behind the hand-off."""
+    """`ordinary` is what ours call the only irrep of the blocks after the hand-off."""
     filters, arrows = "patch_embed.lift8.conv", "patch_embed.proj.E.weight"
     return (
         *((f"{filters}_{i}.weight", f"patch_embed.proj.{i}.weight", partial(_patches, i)) for i in _IRREPS[:4]),

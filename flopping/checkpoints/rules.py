@@ -43,7 +43,7 @@ class Source(dict[str, Tensor]):
         """The transformer block from which on all of them are ordinary ones; None where none is."""
         ordinary = [block for block in range(depth) if f"blocks.{block}.attn.qkv.weight" in self]
         if ordinary != list(range(depth - len(ordinary), depth)):
-            raise UsageError(f"ordinary blocks stand behind the equivariant ones, got ordinary blocks {ordinary}")
+            raise UsageError(f"ordinary blocks stand after the equivariant ones, got ordinary blocks {ordinary}")
         return ordinary[0] if ordinary else None
 
 
@@ -77,7 +77,7 @@ LAYERS = "(attn.qkv|attn.proj|mlp.fc1|mlp.fc2)"
 
 
 def ordinary_blocks(irrep: str) -> tuple[Rule, ...]:
-    """Transformer blocks behind a hand-off, and the head; `irrep` is what ours call the only one that they have."""
+    """Transformer blocks after a hand-off, and the head; `irrep` is what ours call the only one that they have."""
     return (
         (f"blocks.#.{LAYERS}.(weight|bias)", rf"blocks.\1.\2.{irrep}.\3", same),
         ("(blocks.#.norm#|norm).weight", rf"\1.weight.{irrep}", same),

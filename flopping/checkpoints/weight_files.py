@@ -20,7 +20,7 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import atomic_write, require_regular, require_writable
+from flopping.files import LARGEST_TEXT, atomic_write, require_regular, require_writable
 from flopping.models.arguments import MAX_IMG_SIZE
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -62,9 +62,9 @@ class Preprocessing(BaseModel):
     """What a config.json says about images; timm takes its own values for what is missing."""
 
     input_size: tuple[PositiveInt, Side, Side] = (3, 224, 224)
-    crop_pct: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
+    crop_pct: Annotated[float, Field(strict=True, ge=0.1, le=1)] = 1.0
     crop_mode: Literal["center", "squash", "border"] = "center"
-    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"] = "bicubic"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
     mean: tuple[FiniteFloat, ...] | None = None
     std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
 
@@ -80,7 +80,7 @@ class Preprocessing(BaseModel):
 def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a folder that timm loads; one that no images can be prepared by is refused."""
     path = folder / CONFIG
-    require_regular(path)
+    require_regular(path, LARGEST_TEXT)
     with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} can't be read"):
         config = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):

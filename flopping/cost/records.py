@@ -20,6 +20,8 @@ MODES = ("eager", "compiled", "compiled-frozen")
 EXPORTED = "onnxruntime"
 """The mode of an exported network, which `flopping bench export` measures."""
 TASKS = ("inference", "training")
+LARGEST = 2**28
+"""Bytes of a file of records."""
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 """No value is converted to another type, but whole numbers serve as floats."""
 
@@ -143,8 +145,10 @@ def append(path: Path, records: Iterable[Record]) -> None:
 
 def read(path: Path) -> list[Record]:
     """All records of a file. A `UsageError` names the file and the line that is not a record."""
-    with as_usage_error(OSError):
-        content = path.read_bytes()
+    with as_usage_error(OSError), path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise UsageError(f"{path} is longer than the {LARGEST:,} bytes that are read")
     with as_usage_error(UnicodeDecodeError, context=f"{path} isn't a text file"):
         lines = content.decode("utf-8").split("\n")
     records = []

@@ -143,6 +143,8 @@ class HubDataset(ImageDataset):
 
 def open_hub(data: str, split: str, root: str | None) -> HubDataset:
     """A dataset of Hugging Face by its name or its folder, kept in `root` or in the cache of the package `datasets`."""
+    if data == "hfds/":
+        raise UsageError("'hfds/' names no dataset: write hfds/NAME, or hfds/FOLDER")
     try:
         import datasets
     except ImportError as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from PIL import Image
 
@@ -40,7 +42,7 @@ class FolderDataset(ImageDataset):
         names = sorted((path.name for path in folder.iterdir() if _is_class(path)), key=natural_key)
         others: list[str] = []
         for label, name in enumerate(names):
-            images, no_images = find_images(folder / name)
+            images, no_images = find_images(folder / name, _refuse_unreadable)
             others += no_images
             if not images:
                 file = f"; {no_images[0]!r} is none by its suffix" if no_images else ""
@@ -76,7 +78,7 @@ class UnlabelledFolder(FolderDataset):
     def __init__(self, folder: Path) -> None:
         require_folder(folder, "images are read from a folder, and from those in it")
         self.folder, self.name, self.classes = folder, str(folder), ("image",)
-        self.paths, others = find_images(folder)
+        self.paths, others = find_images(folder, _refuse_unreadable)
         if not self.paths:
             raise UsageError(f"{str(folder)!r} holds no image, nor do the folders in it")
         self.labels, self.note = [0] * len(self.paths), _warn_about(others, folder)
@@ -138,10 +140,22 @@ def _walk(folder: str, start: str, seen: set[str], on_error: Callable[[OSError],
             on_error(error)
         return
     for entry in entries:
-        if entry.is_dir():
+        if _holds(entry.is_dir):
             yield from _walk(entry.path, start, seen, on_error)
-        elif entry.is_file() or not os.path.exists(entry.path):
+        elif _holds(entry.is_file) or not os.path.exists(entry.path):
             yield entry.path
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """The answer about an entry of a folder; no for a link that leads to itself, or where nobody may look."""
+    with suppress(OSError):
+        return question()
+    return False
+
+
+def _refuse_unreadable(error: OSError) -> NoReturn:
+    """Training without the images of a folder that can't be read would go unnoticed."""
+    raise UsageError(f"the images in {error.filename!r} can't be read: {error.strerror}") from error
 
 
 def _is_class(path: Path) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flopping.data.augment import Normalisation, Preparation, Transformed, stack_images
 from flopping.data.decode import convert_image
-from flopping.errors import UsageError, as_usage_error
+from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.groups import Group
 from flopping.models import targets
 from flopping.models.zoo import registered_name
@@ -116,7 +116,8 @@ def open_classifier(
         size, classes = _try(model, target, img_size)
         known = getattr(model, "num_classes", None) == classes
         labels = _find_labels(model, target) if known else tuple(map(str, range(classes)))
-        return _assemble(target, model, labels, size, device, trained=None)
+        with own_code(f"{target!r} describes its images by a pretrained_cfg as timm's networks do"):
+            return _assemble(target, model, labels, size, device, trained=None)
     with as_usage_error(UsageError, context=f"{target!r} is no folder"):
         name = registered_name(target)
     cfg = timm.get_pretrained_cfg(name)
@@ -154,15 +155,16 @@ def _load_pretrained(name: str, img_size: int | None) -> nn.Module:
 
 def _try(model: nn.Module, target: str, img_size: int | None) -> tuple[tuple[int, int, int], int]:
     """The input size and the number of classes of a user's own network, found by running it on one image."""
-    x = targets.example_input(model.eval(), img_size, torch.float32, batch=1)
+    with own_code(f"{target!r} describes its images by a default_cfg as timm's networks do"):
+        x = targets.example_input(model.eval(), img_size, torch.float32, batch=1)
     if not isinstance(x, Tensor):
         raise UsageError(f"{target!r} takes features, not images")
     chans, height, width = x.shape[1:]
     refuses = f"{target!r} refuses an image of {chans} x {height} x {width} (--img-size names another size)"
-    with as_usage_error(AssertionError, RuntimeError, TypeError, ValueError, context=refuses), torch.inference_mode():
+    with own_code(refuses), torch.inference_mode():
         y = model(x)
-    if not isinstance(y, Tensor) or y.ndim != 2 or not y.shape[1]:
-        what = f"a tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+    if not isinstance(y, Tensor) or y.ndim != 2 or not y.shape[1] or y.is_complex():
+        what = f"a {y.dtype} tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise UsageError(f"{target!r} is no classifier: for one image it gives {what}, and not (1, classes)")
     return (chans, height, width), y.shape[1]
 

@@ -123,7 +123,7 @@ class ConvPlan:
 def filters_between(group: Group, grid: Grid, i: int, j: int) -> Tensor:
     """The filters on a grid that lead from irrep i to irrep j, `(free, d_j, d_i, places)` in float64.
 
-    With what commutes with irrep j behind them, they are all equivariant ones.
+    With what commutes with irrep j after them, they are all equivariant ones.
 
     >>> from flopping import octic
     >>> [len(filters_between(octic, (3, 3), 0, j)) for j in range(5)]  # what an invariant channel can become

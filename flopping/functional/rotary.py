@@ -148,7 +148,7 @@ def _runs(channels: Iterable[int]) -> tuple[Run, ...]:
 def rotary_tables(
     planes: Planes, grid: Grid, prefix: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `(prefix + N, D)` for the tokens of a grid, behind some that have no place and don't turn.
+    """Cosines and sines `(prefix + N, D)` for the tokens of a grid, after some that have no place and don't turn.
 
     Coordinates are those of patch centres, from -1 to 1 across the image, so the group negates and swaps them.
     """

@@ -85,7 +85,7 @@ class LayerReport:
         return round(self.counts.odd * self.live)
 
     @property
-    def invariant_share(self) -> float:
+    def extra_share(self) -> float:
         """The trace of A over its size: a direction counts as (1 + w) / 2 even and (1 - w) / 2 odd.
 
         A layout with the share s of invariant channels has (1 + s) / 2 even and (1 - s) / 2 odd ones.
@@ -94,7 +94,7 @@ class LayerReport:
 
     def as_dict(self) -> dict[str, Any]:
         shares = {"counts": self.counts._asdict(), "variances": self.variances._asdict()}
-        return asdict(self) | shares | {key: getattr(self, key) for key in ("live", "even", "odd", "invariant_share")}
+        return asdict(self) | shares | {key: getattr(self, key) for key in ("live", "even", "odd", "extra_share")}
 
 
 @dataclass(frozen=True)
@@ -105,25 +105,25 @@ class Report:
     layers: tuple[LayerReport, ...]
 
     @property
-    def invariant_share(self) -> float:
+    def extra_share(self) -> float:
         """The mean over the layers: our networks have one share for all of their blocks."""
-        return sum(layer.invariant_share for layer in self.layers) / len(self.layers)
+        return sum(layer.extra_share for layer in self.layers) / len(self.layers)
 
     @property
     def suggested_share(self) -> float:
         """The nearest eighth that our networks take; they have no fewer even channels than odd ones."""
-        return max(0, round(EIGHTHS * self.invariant_share)) / EIGHTHS
+        return max(0, round(EIGHTHS * self.extra_share)) / EIGHTHS
 
     def verdict(self) -> str:
         """The mean shares, and the network that they suggest."""
         columns = zip(*(layer.counts for layer in self.layers), strict=True)
         even, odd, neither = (sum(column) / len(self.layers) for column in columns)
-        share = self.invariant_share
+        share = self.extra_share
         more = " (it has more odd directions than even ones, which no network of ours has)"
         return (
             f"Of all directions, {even:.0%} are even, {odd:.0%} odd, and {neither:.0%} are not predicted by the mirror"
             f" image. Each counted by its correlation, that is {(1 + share) / 2:.0%} even and {(1 - share) / 2:.0%}"
-            f" odd: an equivariant network with invariant_share={self.suggested_share:g}"
+            f" odd: an equivariant network with extra_share={self.suggested_share:g}"
             f"{more if share <= -0.5 / EIGHTHS else ''}."
         )
 
@@ -155,7 +155,7 @@ def probe(
     and the features of one batch. The network runs in evaluation mode, and is left as it was.
 
     >>> from flopping.models import VisionTransformer
-    >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, invariant_share=0.5)
+    >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, extra_share=0.5)
     >>> layer = probe(model, torch.randn(4, 8, 3, 32, 32), images=32).layers[-1]
     >>> layer.name, layer.even, layer.odd, layer.error < 1e-6
     ('blocks.1', 12, 4, True)

@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from inspect import signature
+from typing import Any
 
 from flopping.errors import UsageError
+from flopping.models.convnext import ConvNeXt
+from flopping.models.mlp_mixer import ResMlp
+from flopping.models.resnet import ResNet
+from flopping.models.vision_transformer import VisionTransformer
 
-_NAMES = """
-act_layer attn_drop_rate avg_down bottleneck channels class_token conv_bias conv_mlp depth depths dims
-dynamic_img_size embed_dim fc_norm final_norm fix_init global_pool group handoffs head_init_scale init_values
-invariant_share kernel_size kernel_sizes layers ls_init_value mlp_ratio no_embed_class norm_eps norm_layer num_blocks
-num_heads patch_drop_rate patch_size pos_drop_rate pre_norm proj_bias proj_drop_rate qk_norm qkv_bias readout
-reg_tokens stem_norm stem_type stem_width use_grn widths zero_init_last
+_TIMM = """
+channels conv_bias conv_mlp fc_norm final_norm fix_init head_init_scale kernel_sizes layers ls_init_value
+no_embed_class norm_layer num_blocks patch_drop_rate pre_norm proj_bias use_grn
 """
-MODEL_ARGS = frozenset(_NAMES.split())
-"""timm's other arguments read files and change what a network returns."""
-CONFIG_ARGS = MODEL_ARGS | {"drop_path_rate", "drop_rate", "img_size", "in_chans", "num_classes", "weight_init"}
-"""A config.json also holds what fields of a recipe decide."""
+"""Arguments that timm's networks have beyond ours. Its other ones read files and change what a network returns."""
+RENAMED = {"invariant_share": "extra_share"}
+"""Names in files of older versions."""
+SET_BY_FIELDS = {
+    "weight_init": "weight_init",
+    "img_size": "img_size",
+    "in_chans": "in_chans",
+    "drop_path_rate": "drop_path",
+    "drop_rate": "dropout",
+    "num_classes": "the images",
+}
+"""Arguments that fields of a recipe or the images decide, and which ones."""
+_OWN = {name for model in (VisionTransformer, ResMlp, ConvNeXt, ResNet) for name in signature(model).parameters}
+CONFIG_ARGS = {*_OWN, *_TIMM.split(), *RENAMED, *SET_BY_FIELDS} - {"device", "dtype"}
+"""What a config.json may set."""
+MODEL_ARGS = CONFIG_ARGS - SET_BY_FIELDS.keys()
+"""What the model_args of a recipe may set."""
 MAX_IMG_SIZE = 8192
 """Positions of larger images fill the memory."""
+
+
+def with_current_names(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a network, those of older versions under their names in this one.
+
+    >>> with_current_names({"depth": 2, "invariant_share": 0.5})
+    {'depth': 2, 'extra_share': 0.5}
+    """
+    for old, new in RENAMED.items():
+        if old in arguments and new in arguments:
+            raise ValueError(f"{old} is the old name of {new}: give one of them")
+    return {RENAMED.get(name, name): value for name, value in arguments.items()}
 
 
 def check_arguments(arguments: object, known: Iterable[str], where: str) -> None:

@@ -159,7 +159,7 @@ class ConvNeXt(Backbone):
         act_layer: str | Pointwise = "gelu",
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
-        invariant_share: float = 0.0,
+        extra_share: float = 0.0,
         weight_init: str = "scaled",
         device: Device = None,
         dtype: Dtype = None,
@@ -169,7 +169,7 @@ class ConvNeXt(Backbone):
             raise ValueError(f"every stage has a depth and a width, got depths={depths}, dims={dims}")
         self.isotropic = len(depths) == 1
         self.patch_size = as_pair(patch_size, "patch_size")
-        schedule = Schedule(group, sum(depths), handoffs, invariant_share)
+        schedule = Schedule(group, sum(depths), handoffs, extra_share)
         rates = torch.linspace(0, probability(drop_path_rate), sum(depths), device="cpu").tolist()
 
         def norm(layout: Layout) -> LayerNorm:

@@ -132,12 +132,12 @@ class ResMlp(TokenBackbone):
         act_layer: str | Pointwise = "gelu",
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
-        invariant_share: float = 0.0,
+        extra_share: float = 0.0,
         weight_init: str = "scaled",
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
-        schedule = Schedule(group, depth, handoffs, invariant_share)
+        schedule = Schedule(group, depth, handoffs, extra_share)
         super().__init__(schedule, embed_dim, num_classes, in_chans, drop_rate, global_pool, patch_size, device, dtype)
         first, last = schedule.first.layout(embed_dim), self.layouts[-1]
         self.stem = PatchEmbed(first, img_size, patch_size, in_chans, device=device, dtype=dtype)

@@ -143,7 +143,7 @@ class ResNet(Backbone):
         zero_init_last: bool = True,
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
-        invariant_share: float = 0.0,
+        extra_share: float = 0.0,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
@@ -152,7 +152,7 @@ class ResNet(Backbone):
             raise ValueError(f"every stage has a depth and a width, got depths={depths}, widths={widths}")
         if stem_type not in ("", "deep", "small"):
             raise ValueError(f"stem_type is '', 'deep' or 'small', got {stem_type!r}")
-        schedule = Schedule(group, sum(depths), handoffs, invariant_share)
+        schedule = Schedule(group, sum(depths), handoffs, extra_share)
         rates = torch.linspace(0, probability(drop_path_rate), sum(depths), device="cpu").tolist()
         function = pointwise_function(act_layer)
         self.zero_init_last = zero_init_last

@@ -33,13 +33,13 @@ class Segment:
     """
 
     group: Group
-    invariant_share: float = 0.0
+    extra_share: float = 0.0
 
     def layout(self, dim: int) -> Layout:
-        extra = round(dim * self.invariant_share)
+        extra = round(dim * self.extra_share)
         if (dim - extra) % self.group.order:
             raise ValueError(
-                f"{dim} channels, of which invariant_share={self.invariant_share:.3g} is {extra}, leave {dim - extra}:"
+                f"{dim} channels, of which extra_share={self.extra_share:.3g} is {extra}, leave {dim - extra}:"
                 f" {self.group} needs a multiple of {self.group.order}"
             )
         return Layout.regular(self.group, dim, extra=extra)
@@ -49,7 +49,7 @@ class Segment:
         if handoff in _TO_ORDINARY:
             return Segment(trivial)
         if handoff in _KINDS:
-            return replace(self, invariant_share=1.0)
+            return replace(self, extra_share=1.0)
         return replace(self, group=get_group(handoff))
 
 
@@ -62,16 +62,16 @@ class Schedule:
     """
 
     def __init__(
-        self, group: str | Group, depth: int, handoffs: Handoffs | None = None, invariant_share: float = 0.0
+        self, group: str | Group, depth: int, handoffs: Handoffs | None = None, extra_share: float = 0.0
     ) -> None:
-        if not 0 <= invariant_share <= 1:
-            raise ValueError(f"invariant_share is between 0 and 1, got {invariant_share}")
+        if not 0 <= extra_share <= 1:
+            raise ValueError(f"extra_share is between 0 and 1, got {extra_share}")
         if depth < 1:
             raise ValueError(f"a network has at least one block, got {depth}")
         self.handoffs = _checked(handoffs, depth)
         if self.handoffs.get(0) == "invariant":
             raise ValueError("an invariant hand-off stands after one block at least, got one before block 0")
-        self.first = Segment(get_group(group), invariant_share)
+        self.first = Segment(get_group(group), extra_share)
         segments = []
         segment = self.first
         for block in range(depth):

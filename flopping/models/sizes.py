@@ -19,7 +19,7 @@ class Entry:
 
     name: str
     paper: str | None
-    """E(X), H(X), I(X), the same behind a group's name, or X for an ordinary network that timm doesn't have.
+    """E(X), H(X), I(X), the same after a group's name, or X for an ordinary network that timm doesn't have.
 
     None for small networks for tests."""
     model: type[Backbone]

@@ -7,9 +7,9 @@ import importlib
 import importlib.util
 import inspect
 import json
-import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from flopping import nn as fnn
-from flopping.errors import UsageError, as_usage_error
+from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.features import Feature
 from flopping.files import require_regular
 from flopping.models.arguments import CONFIG_ARGS, check_arguments
@@ -104,12 +104,16 @@ def load_attribute(
 ) -> nn.Module:
     """The module that `file.py:attribute` or `package.module:attribute` names, or that a function of this name makes.
 
-    The function gets the arguments, and those of the `offered` ones that it has a name for.
+    The function gets the arguments, and those of the `offered` ones that it has a name for. A file may import modules
+    that lie beside it.
     """
     where, _, attribute = target.rpartition(":")
-    if not where or where.startswith("."):
+    if not where or (where.startswith(".") and not where.endswith(".py")):
         raise UsageError(f"{target!r} names no file and no package: write FILE.py:ATTRIBUTE or MODULE:ATTRIBUTE")
-    source = _run_file(Path(where)) if where.endswith(".py") else _import(where)
+    is_file = where.endswith(".py")
+    folder = Path(where).resolve().parent if is_file else Path.cwd()
+    with _importable(folder):
+        source = _run_file(Path(where)) if is_file else _import(where)
     if not hasattr(source, attribute):
         names = [name for name in vars(source) if not name.startswith("_")]
         near = get_close_matches(attribute, names, n=3, cutoff=0.4) or names[:8]
@@ -123,7 +127,8 @@ def load_attribute(
         taken.update(arguments or {})
         with as_usage_error(TypeError, context=f"{target!r} can't be called with {taken}"):
             signature.bind(**taken)
-        made = found(**taken)
+        with own_code(f"{target!r} can't be called with {taken}"), _importable(folder):
+            made = found(**taken)
     elif arguments:
         raise UsageError(f"{target!r} is no function, and takes no arguments: got {dict(arguments)}")
     if not isinstance(made, nn.Module):
@@ -139,18 +144,26 @@ def _run_file(path: Path) -> ModuleType:
         raise UsageError(f"{str(path)!r} can't be loaded as Python code")
     source = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, source)
-    with as_usage_error(SyntaxError, context=f"{str(path)!r} can't be loaded as Python code"):
+    broken = f"{str(path)!r} can't be loaded as Python code"
+    with own_code(broken), as_usage_error(SyntaxError, context=broken):
         spec.loader.exec_module(source)
     return source
 
 
 def _import(name: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())
+    context = f"cannot import {name!r}"
+    with own_code(context), as_usage_error(ModuleNotFoundError, context=context):
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Within it, modules in a folder can be imported."""
+    sys.path.insert(0, str(folder))
     try:
-        with as_usage_error(ModuleNotFoundError, context=f"cannot import {name!r}"):
-            return importlib.import_module(name)
+        yield
     finally:
-        sys.path.pop(0)
+        sys.path.remove(str(folder))
 
 
 def example_input(model: nn.Module, img_size: int | None, dtype: torch.dtype, batch: int = 2) -> Tensor | Feature:

@@ -37,7 +37,7 @@ class VisionTransformer(TokenBackbone):
     """ViT for any group of the pixel grid; `group="trivial"` is timm's DeiT III, with the same weights.
 
     `handoffs` says what happens before a block: {6: "hybrid"} is H(X) of 12 blocks, {6: "invariant"} is I(X).
-    `invariant_share` is the share of channels that are even beyond the equal shares: 0 for as many odd as even, 1/3
+    `extra_share` is the share of channels that are even beyond the equal shares: 0 for as many odd as even, 1/3
     for half as many. `norm_eps` is one number, or one for each segment between hand-offs; `norm_by_irrep` is `by_irrep`
     of the norms. `readout` is what the class token hands to the head: "even", or "abs" for [even | |odd|].
     `weight_init="reference"` starts weights as the paper did, whatever the width of their block.
@@ -90,13 +90,13 @@ class VisionTransformer(TokenBackbone):
         act_layer: str | Pointwise = "gelu",
         group: str | Group = "flop",
         handoffs: Handoffs | None = None,
-        invariant_share: float = 0.0,
+        extra_share: float = 0.0,
         weight_init: str = "scaled",
         readout: Literal["even", "abs"] = "even",
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
-        schedule = Schedule(group, depth, handoffs, invariant_share)
+        schedule = Schedule(group, depth, handoffs, extra_share)
         self.has_class_token = class_token
         self.num_prefix_tokens = int(class_token) + reg_tokens
         super().__init__(schedule, embed_dim, num_classes, in_chans, drop_rate, global_pool, patch_size, device, dtype)
@@ -186,7 +186,7 @@ class VisionTransformer(TokenBackbone):
         return masks | {"grid": self.grid_of((image.shape[2], image.shape[3]))}
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """Tokens behind the last block and the final norm; `attn_mask` is that of `Attention`, for all blocks."""
+        """Tokens after the last block and the final norm; `attn_mask` is that of `Attention`, for all blocks."""
         return self.finish(self._run(self._layers, self.embed(x), context=self.context(x, attn_mask)))
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:

@@ -149,7 +149,10 @@ def fit_weights(model: nn.Module, weights: Mapping[str, Tensor], *, new_head: bo
     resized = [key for key, value in fitted.items() if key in weights and weights[key].numel() != value.numel()]
     notes = [f"{key} resized from {tuple(weights[key].shape)} to {tuple(fitted[key].shape)}" for key in resized]
     notes += [f"{key} {tuple(fitted[key].shape)} left out" for key in new if key in fitted]
-    load_weights(model, {key: value for key, value in fitted.items() if key not in new}, keep=new)
+    taken = {key: value for key, value in fitted.items() if key not in new}
+    if broken := [key for key, value in taken.items() if not value.isfinite().all()]:
+        raise ValueError(f"{broken[0]} has values that are not finite: training can't start from it")
+    load_weights(model, taken, keep=new)
     return notes
 
 

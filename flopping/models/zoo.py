@@ -12,6 +12,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from flopping.errors import UsageError
+from flopping.models.arguments import with_current_names
 from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
 from flopping.models.mlp_mixer import ResMlp
@@ -59,7 +60,7 @@ def _entrypoint(entry: Entry) -> Callable[..., Backbone]:
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
             feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-            **{**entry.args, **kwargs},
+            **{**entry.args, **with_current_names(kwargs)},
         )
         return model
 

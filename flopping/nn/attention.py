@@ -93,7 +93,7 @@ class RotaryEmbed(nn.Module):
             cos, sin = functional.read_rows(cos, read), functional.read_rows(sin, read)
         if not torch.compiler.is_compiling() and not is_symbolic(x) and x.shape[-2:] != cos.shape:
             raise ValueError(
-                f"RotaryEmbed: grid {grid_size or self.grid_size} behind {self.num_prefix_tokens} prefix tokens needs"
+                f"RotaryEmbed: grid {grid_size or self.grid_size} after {self.num_prefix_tokens} prefix tokens needs"
                 f" heads (..., {cos.shape[0]}, {cos.shape[1]}), got shape {tuple(x.shape)}"
             )
         return functional.rotate(x, self.planes, cos, sin)

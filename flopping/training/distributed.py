@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from flopping.errors import PeerLostError, RunStoppedError, UsageError, describe
+from flopping.errors import PeerLostError, RunStoppedError, UsageError, as_usage_error, describe
 from flopping.models.blocks import allow_graphs, find_blocks, group_blocks
 
 T = TypeVar("T")
@@ -139,25 +139,42 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"no device is called {name!r}: cpu, cuda or cuda:NUMBER") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"networks run on cpu or cuda, got {name!r}")
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
+        raise UsageError(f"networks run on cpu, cuda or cuda:NUMBER, got {name!r}")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise UsageError(f"no CUDA device was found for {name!r}; --device cpu works everywhere")
         device = torch.device("cuda", local_rank) if device.index is None else device
+        if device.index >= (found := torch.cuda.device_count()):
+            raise UsageError(f"there are {found} CUDA devices, counted from 0, got {name!r} as cuda:{device.index}")
     return device
+
+
+def _read_local_rank() -> int:
+    """The rank on this machine; numbers of processes that can't be are refused, because others would be waited for."""
+    texts = {
+        name: os.environ.get(name, usual) for name, usual in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    }
+    given = ", ".join(f"{name}={text}" for name, text in texts.items() if name in os.environ)
+    if not all(text.isdecimal() for text in texts.values()) or int(texts["RANK"]) >= int(texts["WORLD_SIZE"]):
+        raise UsageError(
+            f"torchrun numbers its processes from RANK=0 to WORLD_SIZE - 1, got {given}: unset these variables"
+        )
+    return int(texts["LOCAL_RANK"])
 
 
 @contextmanager
 def init_world(device_name: str) -> Iterator[World]:
     """The processes that `torchrun` started, or this one alone."""
+    local_rank = _read_local_rank()
     if "WORLD_SIZE" not in os.environ:
         yield World(resolve_device(device_name))
         return
-    device = resolve_device(device_name, int(os.environ.get("LOCAL_RANK", "0")))
+    device = resolve_device(device_name, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    with as_usage_error(ValueError, context="processes find each other by MASTER_ADDR and MASTER_PORT"):
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield World(device, dist.get_rank(), dist.get_world_size(), launched=True)
     finally:

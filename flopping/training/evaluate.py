@@ -184,12 +184,16 @@ def evaluate_checkpoint(
 def _labels(config: Mapping[str, Any], folder: Path, classes: Sequence[str], data: str) -> Tensor:
     """The network's number of each class of the data, found by its name; padding stays padding."""
     known = config.get("label_names")
-    if config["num_classes"] != len(classes):
+    if config.get("num_classes") != len(classes):
         raise UsageError(
-            f"{str(folder)!r} knows {config['num_classes']} classes, and {data!r} has {len(classes)}: test it on the"
-            " data it was trained for, or train a new classifier (flopping train --init ...)"
+            f"{str(folder)!r} knows {config.get('num_classes')} classes, and {data!r} has {len(classes)}: test it on"
+            " the data it was trained for, or train a new classifier (flopping train --init ...)"
         )
-    if not isinstance(known, list):  # a network that was saved without names
+    if isinstance(known, list):
+        known = list(map(str, known))
+    elif isinstance(known, (str, int, float)):
+        raise UsageError(f"label_names in {str(folder / CONFIG)!r} is a list of names, got {known!r}")
+    else:  # a network that was saved without names
         return torch.tensor([*range(len(classes)), PADDING])
     strange = [name for name in classes if name not in known]
     if strange:

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from flopping.data.images import ImageDataset
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import atomic_write, require_regular
+from flopping.files import LARGEST_TEXT, atomic_write, require_regular
 from flopping.training.networks import identify
 from flopping.training.recipe import Count, Recipe, read
 
@@ -49,7 +49,7 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> Job:
         path = folder / RUN
-        require_regular(path)
+        require_regular(path, LARGEST_TEXT)
         if not path.exists():
             raise UsageError(f"{str(folder)!r} is no run: it has no {RUN}")
         with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} does not describe a run"):

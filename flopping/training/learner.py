@@ -232,6 +232,10 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Scheduler:
     """Linear warm-up, then half a cosine over the rest, for so many steps per epoch. It has no state of its own."""
     warmup = round(recipe.warmup_epochs * steps)
+    if warmup >= recipe.epochs * steps:
+        raise UsageError(
+            f"warmup_epochs={recipe.warmup_epochs:g} are {warmup} steps, and the run has no others: set it lower"
+        )
     return CosineLRScheduler(
         optimizer,
         t_initial=recipe.epochs * steps - warmup,

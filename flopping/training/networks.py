@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
 from textwrap import shorten
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from flopping.checkpoints.weight_files import CONFIG, WEIGHTS, read_config, read_weights
 from flopping.data.augment import Normalisation, Preparation, create_eval_transform
 from flopping.data.order import derive_seed, seed_generators
-from flopping.errors import UsageError, as_usage_error
+from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.files import require_regular
 from flopping.groups import Group, flop, get_group
 from flopping.models import targets
@@ -35,7 +36,14 @@ from flopping.models.zoo import ZOO, paper_names, registered_name
 from flopping.nn import DropPath as EquivariantDropPath
 from flopping.testing import group_of
 from flopping.training.checkpoint import AVERAGE, MANIFEST, read_manifest
-from flopping.training.recipe import Recipe
+from flopping.training.recipe import Family, Recipe
+
+FAMILIES: dict[Family, set[str]] = {
+    "ViT": {"VisionTransformer"},
+    "ResMLP": {"ResMlp", "MlpMixer"},
+    "ConvNeXt": {"ConvNeXt"},
+}
+"""The classes of a family, in this library and in timm."""
 
 
 def ignores(model: nn.Module, group: Group) -> bool:
@@ -66,6 +74,20 @@ def group_to_test(model: nn.Module, asked: str | None, size: tuple[int, int]) ->
     return group
 
 
+def describe_mismatch(recipe: Recipe, model: nn.Module) -> str | None:
+    """A note on a network of another family than the recipe was made for; None if it fits, or any does.
+
+    >>> from flopping.training.recipe import load
+    >>> describe_mismatch(load("deit3_small"), timm.create_model("test_vit"))
+    >>> describe_mismatch(load("deit3_small"), timm.create_model("test_resnet"))
+    'The recipe was made for ViT, and the network is a ResNet: other values may suit it better.'
+    """
+    if recipe.family is None or FAMILIES[recipe.family] & {kind.__name__ for kind in type(model).__mro__}:
+        return None
+    kind = type(model).__name__
+    return f"The recipe was made for {recipe.family}, and the network is a {kind}: other values may suit it better."
+
+
 def build(recipe: Recipe, name: str, classes: int) -> nn.Module:
     """The network of a recipe, with weights that its seed decides."""
     model = (_build_own if is_own_code(name) else _build_registered)(recipe, name, classes)
@@ -86,7 +108,8 @@ def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     if cfg is not None and cfg.fixed_input_size:
         args.setdefault("img_size", recipe.img_size)
     seed_generators(derive_seed(recipe.seed, "weights"))
-    with as_usage_error(TypeError, ValueError, context=f"{name} can't be made with {args}"):
+    # RuntimeError: there is less memory than the network takes
+    with as_usage_error(RuntimeError, TypeError, ValueError, context=f"{name} can't be made with {args}"):
         model: nn.Module = timm.create_model(
             registered, pretrained=False, num_classes=classes, in_chans=recipe.in_chans, **args
         )
@@ -100,6 +123,8 @@ def is_own_code(name: str) -> bool:
 
 def identify(name: str) -> str:
     """What a network's name stands for: a registered name, or the hash of a user's file and what it defines."""
+    if name.endswith(".py"):
+        raise targets.missing_attribute(name)
     if not is_own_code(name):
         return registered_name(name)
     file, _, attribute = name.rpartition(":")
@@ -114,13 +139,15 @@ def _build_own(recipe: Recipe, name: str, classes: int) -> nn.Module:
     offered = {"num_classes": classes, "in_chans": recipe.in_chans, "img_size": recipe.img_size}
     seed_generators(derive_seed(recipe.seed, "weights"))
     model = targets.load_attribute(name, recipe.model_args, offered)
-    with as_usage_error(RuntimeError, TypeError, ValueError, context=f"{name!r} refuses an image of {size}"):
+    with own_code(f"{name!r} refuses an image of {size}"):
         output = model.eval()(torch.zeros(1, *size))
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if found != (1, classes):
         raise UsageError(
             f"{name!r} gives {found} for one image, and the data has {classes} classes: give it an argument num_classes"
         )
+    if not output.requires_grad or output.is_complex():
+        raise UsageError(f"{name!r} gives {output.dtype} values that can't be trained: no free parameter decides them")
     model.num_classes, model.pretrained_cfg = classes, {"classifier": None}  # type: ignore[assignment]
     return model.train()
 
@@ -219,9 +246,11 @@ def load_checkpoint(
         _require_same_code(config, code, folder)
     made = _build_from_code(code or "", config, folder) if own else None
     try:
-        model = made or targets.load_folder(folder, pretrained=not average)
+        model = targets.load_folder(folder, pretrained=not average) if made is None else made
         if own or average:
             load_weights(model, read_weights(folder / (AVERAGE if average else WEIGHTS)))
+        with own_code(f"{code!r} can't be run") if own else nullcontext():
+            _require_finite_answer(model)
     except UNFIT as error:
         reason = shorten(" ".join(str(error).split()), 400)
         name = config["architecture"]
@@ -236,6 +265,16 @@ def _require_real(path: Path) -> None:
             for name in file.keys():  # noqa: SIM118 - it is no table
                 if file.get_slice(name).get_dtype().startswith("C"):
                     raise UsageError(f"{str(path)!r} holds complex weights ({name}), and networks have real ones")
+
+
+@torch.no_grad()
+def _require_finite_answer(model: nn.Module) -> None:
+    """Refuse a network that takes no image of the size in its config, or whose weights are not finite."""
+    size = resolve_model_data_config(model)["input_size"]
+    answer = model.eval()(torch.zeros(1, *size))
+    if not isinstance(answer, Tensor) or not answer.isfinite().all():
+        what = "values that are not finite" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+        raise UsageError(f"for an image of {size} it gives {what}")
 
 
 def _require_same_code(config: Mapping[str, Any], code: str | None, folder: Path) -> None:

@@ -17,7 +17,8 @@ from pydantic.dataclasses import dataclass
 
 from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
-from flopping.models.arguments import MAX_IMG_SIZE
+from flopping.files import LARGEST_TEXT, require_regular
+from flopping.models.arguments import MAX_IMG_SIZE, SET_BY_FIELDS
 from flopping.training.schema import as_file_error, build, document, format_yaml, parse_yaml, unknown_field
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Family = Literal["ViT", "ResMLP", "ConvNeXt"]
 GroupName = Literal["flop", "flip", "rot180", "flipflop", "rot90", "octic"]
-Count = Annotated[int, Interval(ge=1)]
+Count = Annotated[int, Interval(ge=1, lt=2**31)]
 Positive = Annotated[float, Interval(gt=0)]
 NotNegative = Annotated[float, Interval(ge=0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
@@ -58,20 +59,10 @@ SYNONYMS = {
 }
 """Names that fields have elsewhere, in timm above all: an error says what they are called here."""
 
-SET_BY_FIELDS = {
-    "weight_init": "weight_init",
-    "img_size": "img_size",
-    "in_chans": "in_chans",
-    "drop_path_rate": "drop_path",
-    "drop_rate": "dropout",
-    "num_classes": "the images",
-}
-"""Arguments of networks that fields of a recipe or the images decide, and which ones."""
-
 _NUMBER = r"\d+(\.\d+)?"
 _POLICIES = (
     rf"(3a|v0r?|originalr?)(-mstd{_NUMBER})?",
-    rf"rand(-(m|n|inc|mmax)\d+|-(p|mstd){_NUMBER}|-t(weights|3aw?))*",
+    rf"rand(-(m|n|inc|mmax)\d{{1,2}}|-p(0(\.\d+)?|1)|-mstd{_NUMBER}|-t(weights|3aw?))*",
     rf"augmix(-(m|w|d|b)\d+|-(a|mstd){_NUMBER})*",
 )
 """The policies of timm's that have a meaning; timm itself ignores some of what it doesn't know."""
@@ -135,7 +126,7 @@ class Recipe:
     mean: Annotated[Numbers | None, "mean of the images' channels; null: the network's"] = None
     std: Annotated[PositiveNumbers | None, "standard deviation of the images' channels; null: the network's"] = None
     interpolation: Annotated[Literal["nearest", "bilinear", "bicubic"], "how images are resized"] = "bicubic"
-    test_crop: Annotated[PositiveShare, "share of a test image's side that is kept"] = 1.0
+    test_crop: Annotated[Annotated[float, Interval(ge=0.1, le=1)], "share of a test image's side that is kept"] = 1.0
 
     epochs: Annotated[Count, "passes over the images"]
     batch_size: Annotated[Count, "images per step, over all processes"]
@@ -273,6 +264,7 @@ def text_of(name: str | Path) -> str:
     if text.endswith((".yaml", ".yml")):
         if not Path(text).is_file():
             raise UsageError(f"no recipe {text!r}: there is no such file")
+        require_regular(Path(text), LARGEST_TEXT)
         with as_usage_error(UnicodeDecodeError, context=f"{text}: a recipe is text in UTF-8"), as_usage_error(OSError):
             return Path(text).read_text(encoding="utf-8")
     if text not in names():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -15,14 +15,14 @@ from rich.markup import escape
 
 from flopping.data.datasets import open_dataset, require_same_classes
 from flopping.data.images import ImageDataset
-from flopping.errors import RunInterruptedError, UsageError
+from flopping.errors import RunInterruptedError, UsageError, as_usage_error
 from flopping.files import folder_lock
 from flopping.machine import deterministic_algorithms, usable_precision
 from flopping.training.checkpoint import Checkpoint, CheckpointManager, read_manifest
 from flopping.training.distributed import SharedUsageError, StopSignals, World, init_world
 from flopping.training.evaluate import Accuracy
 from flopping.training.job import RUN, Job, RunOptions, fingerprint
-from flopping.training.networks import identify, is_own_code
+from flopping.training.networks import describe_mismatch, identify, is_own_code
 from flopping.training.run_log import CURVES, LOG, read_log, warn
 from flopping.training.trainer import Trainer
 
@@ -101,7 +101,10 @@ def _build_trainer(
     _stop_if_requested(here, signals)
     for note in filter(None, (train.note, test.note) if here.is_main else ()):
         warn(console, escape(note))
-    return Trainer(replace(job, fingerprint=found), machine, folder, here, train, test, console, signals)
+    trainer = Trainer(replace(job, fingerprint=found), machine, folder, here, train, test, console, signals)
+    if here.is_main and not is_own_code(job.model) and (mismatch := describe_mismatch(job.recipe, trainer.model)):
+        warn(console, f"[yellow]{mismatch}[/yellow]")
+    return trainer
 
 
 def _open_data(job: Job, here: World) -> tuple[ImageDataset, ImageDataset, str]:
@@ -145,6 +148,8 @@ def _find_run(folder: Path, resume: bool) -> Job | None:
     """The job of the run in the folder, if it is to be resumed and there is one."""
     if folder.is_file():
         raise UsageError(f"{str(folder)!r} is a file: -o names the folder of the run")
+    with as_usage_error(UnicodeEncodeError, context=f"-o {str(folder)!r} is no name in UTF-8"):
+        str(folder).encode()
     exists = (folder / RUN).exists()
     if exists and not resume:
         raise UsageError(f"there is a run in {str(folder)!r}: --resume goes on with it, or name another folder")
@@ -225,5 +230,8 @@ def _find_start(folder: Path, here: World, console: Console, restart: bool) -> C
 
 def _find_result(folder: Path, step: int) -> Accuracy | None:
     """The result in the log, if the checkpoint is of the last step."""
-    ends = [event for event in read_log(folder) if event.get("kind") == "end" and event.get("step") == step]
-    return Accuracy.from_dict(ends[-1]["result"]) if ends else None
+    for event in reversed(read_log(folder)):
+        if event["kind"] == "end" and event["step"] == step:
+            with suppress(AttributeError, KeyError, TypeError, ValueError):  # a damaged log: tested again
+                return Accuracy.from_dict(event["result"])
+    return None

@@ -6,6 +6,7 @@ Whoever adds a command says by an example how it is called, and gives it --quiet
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 import shlex
@@ -176,9 +177,10 @@ import flopping_cli
 
 
 @pytest.mark.parametrize(
-    "wrong", ["--depth -1", "--tol nan", "--tol inf", "--tol -1", "--img-size 100000000", "--img-size 10000000000"]
+    "wrong",
+    ["--depth -1", "--tol nan", "--tol inf", "--tol -1", "--img-size 100000000", "--img-size 8193", "--group trivial"],
 )
-def test_numbers_that_verify_refuses(wrong: str) -> None:
+def test_what_verify_refuses(wrong: str) -> None:
     code, out, err = run("verify", "convnext_flop_test", *wrong.split())
     assert (code, out) == (2, "")
     assert wrong.split()[0] in err
@@ -240,7 +242,7 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
     bad.write_bytes(b"")
     model, fields = FAMILIES["ViT"]
     kind = {"optimizer": "adamw", "lr": 1e-3, "model_args": fields["model_args"]}
-    recipe = recipe_file(tmp_path / "a.yaml", "ViT", epochs=1, batch_size=12, **kind)
+    recipe = recipe_file(tmp_path / "a.yaml", "ResMLP", epochs=1, batch_size=12, **kind)
     words = [word for word in command(recipe, data, folder, model, "--workers", "0") if word != "--json"]
     code, out, err = run(*words, "-q")
     assert code == 0, err
@@ -251,7 +253,8 @@ def test_results_and_warnings_of_a_quiet_run(tmp_path: Path) -> None:
         out,
     )
     warning = f"1 validation image could not be read, left out: {bad}. Put good images there"
-    assert err == f"{warning} before the next run.\n"
+    family = "The recipe was made for ResMLP, and the network is a VisionTransformer: other values may suit it better."
+    assert err == f"{family}\n{warning} before the next run.\n"
     code, out, err = run(*words, "--resume")
     assert "The run is already complete" in err
     tested = ["eval", str(folder), "--data", str(data), "--workers", "0", "--device", "cpu", "-q"]
@@ -354,6 +357,19 @@ def test_own_code_that_exits_is_refused(tmp_path: Path) -> None:
     code, out, err = run("verify", f"{tmp_path}/net.py:build")
     assert (code, out) == (2, "")
     assert "sys.exit(0)" in err
+
+
+def test_output_that_takes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal without a character for a name, and an output that is closed."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    for stream in (out, None):
+        monkeypatch.setattr("sys.stdout", stream)
+        with pytest.raises(SystemExit):
+            app(["recipes", "--fields", "--json", "-q"])
+        print("é")
+        sys.stdout.flush()
+    sys.stdout.close()
+    assert out.buffer.getvalue().endswith(b"\\xe9\n")  # type: ignore[attr-defined]
 
 
 def test_a_usage_error_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 from support.image_files import image_folder, make_image, web_dataset
 from support.training_runs import ANIMALS, TINY, Ended, call, train_tiny
+
+from flopping.training.networks import build
+from flopping.training.recipe import load
 
 Arguments = Callable[[Path], list[str]]
 
@@ -28,6 +32,15 @@ def named(name: str) -> Arguments:
     return lambda root: ["fashion_vit", "--data", name, "--root", str(root)]
 
 
+def init_from_nan(root: Path) -> list[str]:
+    """Weights of the network that is trained, one of which is damaged."""
+    arguments = options("--init", "{}/nan.safetensors")(root)
+    recipe = load("fashion_vit").override([word for word in arguments if "=" in word])
+    weights = build(recipe, recipe.model, 2).state_dict()
+    save_file({**weights, "head.weight": weights["head.weight"] / 0}, root / "nan.safetensors")
+    return arguments
+
+
 REFUSED: dict[str, tuple[Arguments, list[str]]] = {
     "no data": (lambda _: ["fashion_vit"], ["--data", "train/ and val/"]),
     "no folder": (options("--data", "{}/gone"), ["'{}/gone'", "one folder per class"]),
@@ -42,11 +55,20 @@ REFUSED: dict[str, tuple[Arguments, list[str]]] = {
     "too large a micro-batch": (options("--micro-batch", "8"), ["batch of 4", "of 8 images"]),
     "odd micro-batch for pairs": (options("--micro-batch", "1", "mixup=0.8"), ["--micro-batch is even, got 1"]),
     "no GPU": (options("--device", "cuda"), ["'cuda'", "--device cpu"]),
+    "one of several CPUs": (options("--device", "cpu:1"), ["'cpu:1'"]),
+    "too many workers": (options("--workers", "257"), ["--workers", "256"]),
+    "restart alone": (options("--restart"), ["--restart", "--resume"]),
+    "more memory than there is": (options("model_args.mlp_ratio=1e12"), ["1000000000000"]),
+    "warm-up to the end": (options("epochs=1", "warmup_epochs=0.9"), ["warmup_epochs=0.9", "2 steps"]),
+    "no dataset's name": (lambda _: ["fashion_vit", "--data", "hfds/"], ["'hfds/'", "hfds/NAME"]),
+    "weights that are not finite": (init_from_nan, ["head.weight", "not finite"]),
     "sharding alone": (options("--shard"), ["--shard", "torchrun"]),
     "no weights": (options("--init", "{}/gone"), ["'{}/gone'"]),
     "weights that are none": (options("--init", "{}/data/train/cat/0.png"), ["cat/0.png'"]),
     "new head of nothing": (options("--new-head"), ["--new-head", "--init"]),
     "run in a file": (options("-o", "{}/data/train/cat/0.png"), ["cat/0.png' is a file", "-o"]),
+    "run without a name": (options("-o", "{}/\udcff"), ["\\udcff' is no name in UTF-8"]),
+    "code without a name": (options("--model", "net.py"), ["no file 'net.py'"]),
     "run among other files": (options("-o", "{}/data"), ["'{}/data' holds other files"]),
 }
 
@@ -90,6 +112,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("run", "three", ["knows 2 classes, and '{}/three' has 3", "--init"]),
         ("run", "others", ["'cow' of '{}/others'", "cat, dog"]),
         ("run --average", "animals", ["no averaged weights"]),
+        ("run --batch 1048577", "animals", ["--batch", "1048576"]),
     ],
 )
 def test_refused_evaluations(target: str, images: str, parts: list[str], trained: Path) -> None:

@@ -18,7 +18,9 @@ from support.image_files import encode
 from support.odd_photos import ODD, like_the_scene, scene, turned, write_odd
 
 from flopping.data.decode import FORMATS, convert_image
+from flopping.data.folders import FolderDataset, UnlabelledFolder
 from flopping.data.photos import MAX_PIXELS, Failed, Photo, UnreadableError, find_photos, read_photo, silence_pillow
+from flopping.errors import UsageError
 
 NOBODY = 65534
 
@@ -104,6 +106,9 @@ def test_folders_that_may_not_be_looked_into() -> None:
         (folder / "locked").chmod(0)
         with ordinary_user():
             found = list(find_photos([folder]))
+            for images in (UnlabelledFolder, FolderDataset):
+                with pytest.raises(UsageError, match=f"'{place}/locked'.*Permission denied"):
+                    images(folder)
         (folder / "locked").chmod(0o700)
     assert found == [Photo(f"{place}/a.png"), Failed(f"{place}/locked", "no permission to read it")]
 
@@ -115,7 +120,8 @@ def test_folders(tmp_path: Path) -> None:
     (tmp_path / "b" / "up").symlink_to("..")
     os.mkfifo(tmp_path / "b" / "pipe.png")
     (tmp_path / "b" / "gone.png").symlink_to("nowhere")
-    wanted = ["b/a9.jpeg", "b/a10.PNG", "b/gone.png", "x.jpg/c d.webp"]
+    (tmp_path / "b" / "loop.png").symlink_to("loop.png")
+    wanted = ["b/a9.jpeg", "b/a10.PNG", "b/gone.png", "b/loop.png", "x.jpg/c d.webp"]
     assert names(tmp_path) == [f"{tmp_path}/{name}" for name in wanted]
     tree(tmp_path / "no images", "notes.txt")
     assert list(failures(tmp_path / "no images")) == [f"{tmp_path}/no images"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.odd_photos import scene
 from support.saved_networks import TINY, edit_config, save_network
 from timm.data import create_transform, resolve_data_config
@@ -23,6 +24,7 @@ from flopping.training.checkpoint import AVERAGE
 
 WEIGHTS = "model.safetensors"
 CODE = """
+import torch
 from torch import nn
 from flopping import Layout, flop, nn as fnn
 
@@ -45,6 +47,22 @@ def dense():
 
 def layer():
     return fnn.Linear(Layout.regular(flop, 8), Layout.regular(flop, 8))
+
+def broken():
+    return {}["width"]
+
+class Raises(nn.Module):
+    def forward(self, x):
+        return x / (1 // 0)
+
+class Waves(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft(x.mean((2, 3)))
+
+def described():
+    net = Waves()
+    net.default_cfg = {"input_size": 3}
+    return net
 """
 
 
@@ -156,12 +174,32 @@ def test_other_sizes(name: str) -> None:
     ("name", "img_size", "size", "classes"),
     [("ours", None, (3, 32, 48), 5), ("picky", 20, (3, 20, 20), 4)],
 )
-def test_networks_of_ones_own(name: str, img_size: int | None, size: tuple[int, ...], classes: int, code: Path) -> None:
-    found = open_classifier(f"{code}:{name}", img_size=img_size)
+def test_networks_of_ones_own(
+    name: str, img_size: int | None, size: tuple[int, ...], classes: int, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(code.parent)
+    found = open_classifier(f"./{code.name}:{name}", img_size=img_size)
     assert found.labels == tuple(map(str, range(classes)))
     assert found.trained is None  # its code may have loaded weights, or not
     assert found.input_size == size
     assert found.model(found.prepare([scene()])).shape == (1, classes)
+
+
+def test_code_that_imports_modules_beside_it(tmp_path: Path) -> None:
+    """When it is loaded, and when its function is called."""
+    (tmp_path / "beside_net.py").write_text("CLASSES = 3")
+    (tmp_path / "below_net.py").write_text("SIZE = 12")
+    (tmp_path / "net.py").write_text("""
+from torch import nn
+from beside_net import CLASSES
+
+def build():
+    from below_net import SIZE
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(SIZE, CLASSES))
+""")
+    before = list(sys.path)
+    assert len(open_classifier(f"{tmp_path}/net.py:build").labels) == 3
+    assert sys.path == before
 
 
 @pytest.mark.parametrize(
@@ -170,8 +208,12 @@ def test_networks_of_ones_own(name: str, img_size: int | None, size: tuple[int, 
         (":dense", "(1, 4, 64, 64)"),
         (":layer", "takes features"),
         (":picky", "3 x 64 x 64 (--img-size"),
-        ("", "small, ours, picky, dense, layer"),
+        ("", "small, ours, picky, dense, layer, broken, Raises"),
+        (":Waves", "torch.complex64"),
+        (":described", "default_cfg"),
         (":smal", "has no 'smal'; it has small"),
+        (":broken", "KeyError: 'width' (line "),
+        (":Raises", "3 x 64 x 64 (--img-size names another size): ZeroDivisionError: integer division"),
     ],
 )
 def test_code_that_is_refused(attribute: str, words: str, code: Path) -> None:
@@ -204,7 +246,10 @@ def test_weights_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> N
     assert f"the weights of {name!r} can't be downloaded" in refuse(name)
 
 
-@pytest.mark.parametrize("what", ["cut off", "other weights", "unknown", "{", "{}", "[" * 100_000, "\xff"])
+CORRUPTED = ["cut off", "other weights", "not finite", "unknown", "another size", "features", "{", "{}", "[" * 100_000]
+
+
+@pytest.mark.parametrize("what", [*CORRUPTED, "\xff"])
 def test_corrupted_folders(what: str, tmp_path: Path) -> None:
     save_network(tmp_path)
     weights = tmp_path / WEIGHTS
@@ -212,8 +257,14 @@ def test_corrupted_folders(what: str, tmp_path: Path) -> None:
         weights.write_bytes(weights.read_bytes()[:1000])
     elif what == "other weights":
         save_file({"a": torch.zeros(1)}, weights)
+    elif what == "not finite":
+        save_file({name: value / 0 for name, value in load_file(weights).items()}, weights)
     elif what == "unknown":
         edit_config(tmp_path, architecture="nothing_like_it")
+    elif what == "another size":
+        edit_config(tmp_path, model_args={"img_size": 96})
+    elif what == "features":
+        edit_config(tmp_path, model_args={"features_only": True})
     else:
         (tmp_path / "config.json").write_bytes(what.encode("latin-1"))
     message = refuse(tmp_path)
@@ -233,8 +284,10 @@ def test_a_bug_is_not_taken_for_a_corrupted_folder(tmp_path: Path, monkeypatch: 
     [
         ("crop_pct", "x"),
         ("crop_pct", 0),
+        ("crop_pct", 1e-3),
         ("crop_mode", "middle"),
         ("interpolation", "zzz"),
+        ("interpolation", "random"),
         ("std", [0, 0, 0]),
         ("std", [0]),
         ("mean", [0.5]),

@@ -18,6 +18,7 @@ from support.image_files import encode, make_image
 from support.odd_photos import ODD, png, scene, write_odd
 from support.saved_networks import TINY, save_network
 from support.training_runs import Ended, Launcher, call
+from typer import Exit
 from typer.testing import CliRunner
 
 from flopping.data.photos import Failed, Photo
@@ -26,6 +27,7 @@ from flopping.errors import UsageError
 from flopping.groups import Group, flop, get_group, octic
 from flopping_cli import app
 from flopping_cli.predict import COLUMNS, MOVED_COLUMNS, shown
+from flopping_cli.predict import predict as command
 
 CLASSES = ["cat", "dög", "[red]cow", 'a "quoted", name']
 EQUIVARIANT, ORDINARY, OCTIC = "convnext_flop_iso_test", "convnext_iso_test", "octic"
@@ -263,7 +265,15 @@ def test_exit_codes(photos: Path, ordinary: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["--top 0", "--device banana", "--format xml", "--json --format csv", "--group octic", "--check --group banana"],
+    [
+        "--top 0",
+        "--device banana",
+        "--format xml",
+        "--json --format csv",
+        "--group octic",
+        "--check --group banana",
+        "--batch 1048577",
+    ],
 )
 def test_options_that_are_refused(wrong: str, photos: Path, ordinary: Path) -> None:
     ended = classify(ordinary, photos / "0.png", *wrong.split())
@@ -277,6 +287,15 @@ def test_elements_that_need_square_images(photos: Path, tmp_path: Path) -> None:
     assert (ended.code, ended.out) == (2, "")
     assert "64 x 48" in ended.err
     assert classify(tmp_path, photos / "0.png", "--check", "--group", "flipflop").code == 0
+
+
+def test_closed_input(photos: Path, ordinary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no standard input, files are classified, and - names none."""
+    monkeypatch.setattr("sys.stdin", None)
+    command(str(ordinary), [str(photos / "0.png")], device="cpu")
+    with pytest.raises(Exit) as ended:
+        command(str(ordinary), ["-"], device="cpu")
+    assert ended.value.exit_code == 2
 
 
 def test_quiet(photos: Path, networks: dict[str, Path]) -> None:

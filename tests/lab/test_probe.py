@@ -64,8 +64,8 @@ def test_our_networks_have_the_layout_that_they_declare(name: str) -> None:
     ("args", "share"),
     [
         ({}, 0.0),
-        ({"invariant_share": 0.5, "img_size": (32, 40)}, 0.5),  # 5 columns
-        ({"invariant_share": 1.0}, 1.0),
+        ({"extra_share": 0.5, "img_size": (32, 40)}, 0.5),  # 5 columns
+        ({"extra_share": 1.0}, 1.0),
         ({"group": "flipflop"}, 0.0),
         ({"group": "octic"}, 0.0),
     ],
@@ -74,8 +74,8 @@ def test_the_suggested_share_is_what_the_network_was_built_with(args: dict[str, 
     model = VisionTransformer(**(TINY | {"depth": 2} | args))
     found = probe(randomize_(model), noise(2, 24, 3, *model.patch_embed.img_size), 48)
     assert max(layer.error for layer in found.layers) < 1e-6
-    assert found.invariant_share == pytest.approx(share, abs=1e-6)
-    assert f"invariant_share={share:g}." in found.verdict()
+    assert found.extra_share == pytest.approx(share, abs=1e-6)
+    assert f"extra_share={share:g}." in found.verdict()
 
 
 def test_an_ordinary_network_is_not_equivariant() -> None:
@@ -135,8 +135,8 @@ def layer(name: str, correlations: list[float]) -> LayerReport:
 def test_shares_and_the_verdict() -> None:
     report = Report(9, (layer("a", [1, 1, 1, -1]), layer("b", [1, 0, 0, 0])))
     assert (report.layers[0].counts.even, report.layers[1].counts.neither) == (0.75, 0.75)
-    assert report.invariant_share == pytest.approx((0.5 + 0.25) / 2)
-    for words in ("50% are even, 12% odd, and 38% are not", "69% even and 31% odd", "invariant_share=0.375."):
+    assert report.extra_share == pytest.approx((0.5 + 0.25) / 2)
+    for words in ("50% are even, 12% odd, and 38% are not", "69% even and 31% odd", "extra_share=0.375."):
         assert words in report.verdict()
     odd = Report(9, (layer("a", [-1, -1, 1, -1]),))
     assert odd.suggested_share == 0
@@ -152,7 +152,7 @@ def test_every_network_of_the_paper_takes_the_shares_that_are_suggested(name: st
         if share == 1 and "rope" in name:  # invariant channels can't turn with the horizontal angle
             continue
         with torch.device("meta"):
-            entry.model(**{**entry.args, **short, "handoffs": handoffs, "invariant_share": share})
+            entry.model(**{**entry.args, **short, "handoffs": handoffs, "extra_share": share})
 
 
 def test_the_figure_shows_every_layer() -> None:
@@ -205,7 +205,7 @@ def test_the_command_on_a_folder_of_photos(own: str, photos: Path, tmp_path: Pat
     assert max(map(len, lines)) <= 80
     (row,) = (line.split() for line in lines if "blocks.1" in line)
     assert row[1:3] + row[4:9:2] == ["0.000", "0.000", "50", "50", "0"]
-    assert "invariant_share=0." in done.stdout
+    assert "extra_share=0." in done.stdout
     with Image.open(figure) as picture:
         assert (picture.format, picture.size[0] > 1000) == ("PNG", True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
@@ -218,7 +218,7 @@ def test_json_has_all_layers_and_the_network_last(own: str, photos: Path) -> Non
     assert first["error"] < 1e-6
     assert len(first["spectrum"]) == first["live"] == 16
     assert last["images"] == 32
-    assert last["invariant_share"] == pytest.approx(0, abs=1e-6)
+    assert last["extra_share"] == pytest.approx(0, abs=1e-6)
 
 
 def test_images_that_cannot_be_read_are_named_and_pipes_and_devices_left_out(

@@ -60,7 +60,7 @@ def test_a_planted_matrix_is_found(even: int, odd: int, seed: int, scale: float)
     assert (found.even, found.odd, found.live) == (even, odd, channels)
     assert found.error < 1e-10
     assert found.involution_error < 1e-10
-    assert found.invariant_share == pytest.approx((even - odd) / channels, abs=1e-6)
+    assert found.extra_share == pytest.approx((even - odd) / channels, abs=1e-6)
     torch.testing.assert_close(steer(made[0]).matrix, matrix, rtol=1e-5, atol=1e-5)
 
 

@@ -75,7 +75,7 @@ def assert_law(got: Tensor, maps: Tensor, layout: Layout) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "equal shares": {},
-    "more even channels": {"invariant_share": 0.5},
+    "more even channels": {"extra_share": 0.5},
     "invariant": {"handoffs": {1: "invariant"}},
     "abs": {"handoffs": {1: "abs"}},
 }

@@ -24,7 +24,7 @@ NETWORKS = {
     "vit octic": lambda: VisionTransformer(**{**SMALL, "embed_dim": 32}, num_heads=2, group="octic"),
     "vit without bias": lambda: VisionTransformer(**SMALL, num_heads=2, qkv_bias=False, init_values=None),
     "vit of any size": lambda: VisionTransformer(**SMALL, num_heads=2, dynamic_img_size=True),
-    "vit, more even": lambda: VisionTransformer(**{**SMALL, "embed_dim": 24}, num_heads=4, invariant_share=1 / 3),
+    "vit, more even": lambda: VisionTransformer(**{**SMALL, "embed_dim": 24}, num_heads=4, extra_share=1 / 3),
     "vit hybrid": lambda: VisionTransformer(**SMALL, num_heads=2, handoffs={1: "hybrid"}),
     "vit invariant": lambda: VisionTransformer(**SMALL, num_heads=2, handoffs={1: "invariant"}),
     **{
@@ -38,7 +38,7 @@ NETWORKS = {
             use_rot_pos_emb=True,
             gated_mlp=True,
             act_layer="silu",
-            invariant_share=share,
+            extra_share=share,
         )
         for group, share in (("trivial", 0), ("flop", 0.5), ("flipflop", 0), ("octic", 0))
     },

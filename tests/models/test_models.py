@@ -94,7 +94,7 @@ WIDTHS = {"vit": {"embed_dim": 32}, "resmlp": {"embed_dim": 32}, "isotropic": {"
 @pytest.mark.parametrize("group", ["flop", "flip", "rot180", "flipflop", "rot90", "octic"])
 @pytest.mark.parametrize("family", TINY)
 def test_groups_and_shares(family: str, group: str, share: float) -> None:
-    model = scaled_randomize_(TINY[family](group=group, invariant_share=share, **WIDTHS[family]))
+    model = scaled_randomize_(TINY[family](group=group, extra_share=share, **WIDTHS[family]))
     x = torch.randn(2, 3, 32, 32)
     assert_equivariant(model, x, group=group)
     assert_equivariant(model.double(), x.double(), group=group, tol=1e-10)
@@ -165,10 +165,10 @@ REFUSED = {
         lambda: TINY["vit"](handoffs={2: "abs"}, norm_eps=[1e-6]),
         r"each of 2 segments, got",
     ),
-    "share": (lambda: TINY["vit"](invariant_share=1.5), "between 0 and 1, got 1.5"),
+    "share": (lambda: TINY["vit"](extra_share=1.5), "between 0 and 1, got 1.5"),
     "uneven share": (
-        lambda: TINY["vit"](invariant_share=0.3),
-        "16 channels, of which invariant_share=0.3 is 5, leave 11: flop needs a multiple of 2",
+        lambda: TINY["vit"](extra_share=0.3),
+        "16 channels, of which extra_share=0.3 is 5, leave 11: flop needs a multiple of 2",
     ),
     "rotation of tokens": (
         lambda: TINY["resmlp"](group="octic", img_size=(32, 16)),

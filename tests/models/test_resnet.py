@@ -20,7 +20,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bottleneck": {},
     "basic": {"bottleneck": False},
     "deep": {"stem_type": "deep", "avg_down": True},
-    "more even channels": {"invariant_share": 0.5},
+    "more even channels": {"extra_share": 0.5},
     "invariant": {"handoffs": {1: "invariant"}},
     "abs": {"handoffs": {2: "abs"}},
 }

@@ -14,6 +14,7 @@ from timm.models import adapt_input_conv, save_for_hf
 from torch import nn
 
 from flopping.models.backbone import Backbone
+from flopping.models.targets import load
 from flopping.models.weights import from_timm, timm_name
 from flopping.testing import randomize_, relative_error
 
@@ -90,7 +91,7 @@ def test_other_sizes_of_images(tmp_path: Path) -> None:
 SMALL = {
     "deit3_flop_test_patch16_64": {},
     "deit3_flop_hybrid_test_patch16_64": {"handoffs": {1: "abs"}},
-    "deit3_flop_invariant_test_patch16_64": {"qkv_bias": False, "invariant_share": 0.5},
+    "deit3_flop_invariant_test_patch16_64": {"qkv_bias": False, "extra_share": 0.5},
     "resmlp_flop_test_64": {"depth": 2},
     "convnext_flop_test": {"group": "flipflop", "dims": (16, 32, 32, 64), "depths": (1, 1, 1, 1)},
     "convnext_flop_iso_test": {"handoffs": {1: "hybrid"}},
@@ -104,6 +105,15 @@ def stored(path: Path, name: str, args: dict[str, Any]) -> tuple[str, nn.Module]
     model = randomize_(timm.create_model(name, **args)).eval()
     save_for_hf(model, str(path / "net"), model_args=args, safe_serialization=True)
     return f"local-dir:{path / 'net'}", model
+
+
+def test_arguments_of_older_versions(tmp_path: Path) -> None:
+    target, model = stored(tmp_path, "deit3_flop_test_patch16_64", {"invariant_share": 0.5})
+    current = timm.create_model("deit3_flop_test_patch16_64", extra_share=0.5)
+    for found in (model, timm.create_model(target, pretrained=True), load(target)):
+        assert found.layouts == current.layouts
+    with pytest.raises(ValueError, match="invariant_share is the old name of extra_share"):
+        timm.create_model("deit3_flop_test_patch16_64", invariant_share=0.5, extra_share=0.5)
 
 
 @pytest.mark.parametrize("name", SMALL)

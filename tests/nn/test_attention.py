@@ -162,7 +162,7 @@ REFUSED = {
     r"those of 2 heads .*but attention has 1": lambda: fnn.Attention(
         Layout.regular(flop, 16), 1, rope=fnn.RotaryEmbed(Layout.regular(flop, 16), 2, 3)
     ),
-    r"grid \(3, 3\) behind 0 .*9, 8\), got shape \(1, 2, 8, 8\)": lambda: fnn.RotaryEmbed(
+    r"grid \(3, 3\) after 0 .*9, 8\), got shape \(1, 2, 8, 8\)": lambda: fnn.RotaryEmbed(
         Layout.regular(flop, 16), 2, 3
     ).turn(torch.zeros(1, 2, 8, 8)),
     r"a context has none": lambda: fnn.Attention(

@@ -33,10 +33,11 @@ from support.two_ranks import (
     torchrun,
 )
 
+from flopping.errors import UsageError
 from flopping.models.blocks import find_blocks
 from flopping.models.zoo import ZOO
 from flopping.training.checkpoint import CheckpointManager, read_manifest
-from flopping.training.distributed import compile_network
+from flopping.training.distributed import compile_network, init_world, resolve_device
 from flopping.training.job import Job
 
 # torch hides this warning of its compiler from users, but not from pytest
@@ -51,6 +52,25 @@ def session(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session
 @pytest.fixture(scope="module")
 def longer_session(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session:
     return played("longer", longer, tmp_path_factory, worker_id)
+
+
+@pytest.mark.parametrize(
+    "given", ["RANK=x", "RANK=1", "RANK=2 WORLD_SIZE=2", "WORLD_SIZE=two", "WORLD_SIZE=0", "LOCAL_RANK=-1"]
+)
+def test_numbers_of_processes_that_are_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process would wait for others that never come, or leave the report to a rank 0 that isn't there."""
+    for text in given.split():
+        monkeypatch.setenv(*text.split("="))
+    with pytest.raises(UsageError, match=given.replace(" ", ", ")), init_world("cpu"):
+        pass
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert resolve_device("cuda:1").index == 1
+    with pytest.raises(UsageError, match=r"2 CUDA devices.*'cuda:2'"):
+        resolve_device("cuda:2")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from timm.data import create_transform
 
 from flopping.errors import UsageError
+from flopping.files import LARGEST_TEXT
 from flopping.training.recipe import SYNONYMS, About, Recipe, documentation, load, read
 from flopping.training.schema import format_yaml, parse_yaml
 
@@ -100,8 +101,10 @@ CHANGES = {
     "batch_size=2 repeats=3": "repeats=3",
     "batch_size=7 mixup=0.8": "batch_size is even, got 7",
     "mean=[1,2]": "in_chans=3), got (1.0, 2.0)",
+    "epochs=2147483648": "got 2147483648",
+    "test_crop=0.01": "got 0.01",
     "augment=randaugment": "'randaugment'",
-    **{f"augment={policy}": f"'{policy}'" for policy in ("3A", "rand-", "rand-tfoo", "rand-m")},
+    **{f"augment={policy}": f"'{policy}'" for policy in ("3A", "rand-", "rand-tfoo", "rand-m", "rand-p7", "rand-n100")},
 }
 
 
@@ -162,7 +165,10 @@ def test_recipes_in_files(tmp_path: Path) -> None:
     assert load(mine) == load(str(mine)) == small()
     mine.write_bytes(b"family: \xff")
     (tmp_path / "folder.yaml").mkdir()
-    for name, problem in (("mine.yml", "UTF-8"), ("other.yaml", "no such file"), ("folder.yaml", "no such file")):
+    with (tmp_path / "huge.yaml").open("wb") as huge:
+        huge.truncate(LARGEST_TEXT + 1)
+    problems = {"mine.yml": "UTF-8", "other.yaml": "no such file", "folder.yaml": "no such file", "huge.yaml": "bytes"}
+    for name, problem in problems.items():
         with pytest.raises(UsageError, match=rf"{name}.*{problem}"):
             load(tmp_path / name)
 

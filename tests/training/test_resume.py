@@ -226,7 +226,8 @@ def test_damaged_log_and_checkpoints(tmp_path: Path, small: list[str]) -> None:
     first = call(*small)
     run = tmp_path / "run"
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
-    (run / "log.jsonl").write_bytes(b"".join([lines[0], b"\xff damaged\n", *lines[2:-1], b"\n"]))
+    end = b'{"kind": "end", "step": 4, "result": "damaged"}\n'
+    (run / "log.jsonl").write_bytes(b"".join([lines[0], b"\xff damaged\n", *lines[2:-1], end]))
     again = call(*small, "--resume")
     assert again.code == 0, again.err
     assert again.result == first.result

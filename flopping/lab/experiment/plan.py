@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import require_regular
+from flopping.files import LARGEST_TEXT, require_regular
 from flopping.models.paper import ordinary_name
 from flopping.training import recipe as recipes
 from flopping.training.recipe import Count, GroupName, Recipe
@@ -127,7 +127,7 @@ def load(name: str) -> Plan:
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         with as_usage_error(OSError, UsageError, context="experiment"):
-            require_regular(path)
+            require_regular(path, LARGEST_TEXT)
             with as_usage_error(UnicodeDecodeError, context=f"{name!r} is no text in UTF-8"):
                 text = path.read_text(encoding="utf-8")
         return read(text, path.stem, path.parent)

@@ -51,7 +51,7 @@ class Row:
 
     @property
     def note(self) -> str:
-        """What is said behind the epochs."""
+        """What is said after the epochs."""
         return f", {self.arm.note}" if self.arm.note else ""
 
     @property

@@ -59,7 +59,7 @@ def split_name(name: str) -> tuple[str, str, str]:
 
 
 def ordinary_name(name: str) -> str:
-    """X, from the name of X, E(X), H(X), I(X) or one of them behind a group.
+    """X, from the name of X, E(X), H(X), I(X) or one of them after a group.
 
     >>> ordinary_name("E(ConvNeXt-S (iso.))"), ordinary_name("ViT-B"), ordinary_name("octic E(ViT-B)")
     ('ConvNeXt-S (iso.)', 'ViT-B', 'ViT-B')

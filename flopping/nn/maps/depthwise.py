@@ -120,7 +120,7 @@ class DepthwiseConv2d(SymmetricModule):
         return torch.cat([group.act(g, taps) for g in range(group.order)]).flatten(1)
 
     def _filter(self, i: int) -> Tensor:
-        """The filters of all channels of irrep i, `(m, 1, k, k)`; for i = 0 behind those of the regular basis."""
+        """The filters of all channels of irrep i, `(m, 1, k, k)`; for i = 0 after those of the regular basis."""
         names = [REGULAR] if REGULAR in self.weight and i == 0 else []
         names += [self._pair(i, j) for j, channels in enumerate(self.shares[i]) if channels]
         blocks = [self._functions(name) for name in names]
