@@ -26,7 +26,7 @@ from flopping.checkpoints.weight_files import (
     write_weights,
 )
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import atomic_write_folder
+from flopping.files import atomic_write_folder, suffix_of
 from flopping.functional.grid import Grid, as_pair
 from flopping.models.backbone import Backbone
 from flopping.models.sizes import Entry
@@ -140,7 +140,7 @@ def convert_reference(source: str | Path, out: str | Path, *, overwrite: bool = 
     If `out` ends in `.safetensors`, only the weights are written.
     """
     out = Path(out)
-    alone = bool(out.suffix)
+    alone = bool(suffix_of(out, [".safetensors"]))
     (require_output if alone else require_output_folder)(out, overwrite)
     found = translate(source, **hints)
     model = found.build()

@@ -39,8 +39,8 @@ def plan_records(
     >>> [record.model for record in plan_records(["E(ViT-S)"], [setting])]
     ['deit3_small_patch16_224', 'deit3_flop_small_patch16_224']
     """
-    models = [name if ":" in name else registered_name(name) for name in [*names, *filter(None, [baseline])]]
-    common = models.pop() if baseline else None
+    models = [name if ":" in name else registered_name(name) for name in names]
+    common = baseline if baseline is None or ":" in baseline else registered_name(baseline)
     baselines: dict[str, str | None] = {}
     for model in models:
         other = common or ordinary_twin(model)

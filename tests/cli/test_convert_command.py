@@ -127,6 +127,7 @@ def test_what_exists_is_replaced_only_by_force(out: str, tmp_path: Path) -> None
         ("--img-size 16,48,3", "'16,48,3'"),
         ("--handoff invariant", "'hybrid', 'abs'"),
         ("--output a.pth", "a.pth'"),
+        ("--output .safetensors", "'.safetensors' is a suffix"),
     ],
 )
 def test_refused(arguments: str, message: str, tmp_path: Path) -> None:
