@@ -15,6 +15,7 @@ from rich.console import Console
 
 from flopping_cli import (  # noqa: F401 - they register their commands
     bench_export,
+    bench_launches,
     convert,
     count,
     doctor,

@@ -38,8 +38,12 @@ if TYPE_CHECKING:
 
 class Mode(str, Enum):
     eager = "eager"
+    operations = "operations"
     compiled = "compiled"
+    blocks = "blocks"
     frozen = "compiled-frozen"
+    graph = "reduce-overhead"
+    autotune = "max-autotune"
 
 
 class Precision(str, Enum):
@@ -88,7 +92,10 @@ def networks(
         bool, typer.Option("--paper", help="All rows of the paper's table, small networks first.")
     ] = False,
     goals: Annotated[
-        bool, typer.Option("--goals", help="The networks whose speed-up is promised, and whether it is reached.")
+        bool, typer.Option("--goals", help="Every speed-up that is promised, and whether it is reached.")
+    ] = False,
+    own: Annotated[
+        bool, typer.Option("--own", help="Beside timm's X also our own: the trivial group, as fast as E(X) is made.")
     ] = False,
     baseline: Annotated[
         str | None, typer.Option(help="Compare all with this network; by default E(X), H(X) and I(X) with X.")
@@ -111,7 +118,11 @@ def networks(
     threads: Threads = None,
     budget: Annotated[
         float | None,
-        typer.Option(min=0.1, max=1e6, help="With --paper or --goals: minutes after which no family is begun."),
+        typer.Option(
+            min=0.1,
+            max=1e6,
+            help="With --paper or --goals: minutes after which no family is begun. With -o the next call goes on.",
+        ),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Keep compiled code here; by default it is compiled anew, and thrown away.")
@@ -125,15 +136,16 @@ def networks(
     """Measure throughput or latency, and peak memory, of networks beside their ordinary twins.
 
     The networks run in turn in one process; ratios are of neighbouring runs. Each gets a process of its own for its
-    memory. Ctrl-C keeps what was measured. `flopping bench layers`, `loader` and `export` measure other things.
+    memory. Ctrl-C keeps what was measured. With --paper and --goals, what the file of -o has is not measured again.
+    `flopping bench layers`, `loader` and `export` measure other things.
 
     Examples: flopping bench "E(ViT-S)"; flopping bench "E(ViT-S)" resnet50 --train -o a.jsonl; flopping bench --paper
     """
-    from flopping.cost.measure import Session
     from flopping.cost.protocol import CPU_PROTOCOL, PAPER_PROTOCOL, group_by_baseline, paper_networks, plan_records
-    from flopping.cost.records import Setting, to_line
-    from flopping.errors import UsageError
-    from flopping.lab.bench.goals import plan_goals, verdicts
+    from flopping.cost.records import Setting, is_measured, to_line
+    from flopping.errors import UsageError, pluralize
+    from flopping.lab.bench.goals import goals as all_goals
+    from flopping.lab.bench.measure_groups import measure_groups
     from flopping.machine import usable_cores
     from flopping.training.distributed import resolve_device
 
@@ -152,6 +164,8 @@ def networks(
     if train and Mode.frozen in (mode or ()):
         raise UsageError("compiled-frozen makes constants of the weights, so it can't train: use another mode")
     on = "cpu" if goals else str(resolve_device(device))
+    if Mode.graph in (mode or ()) and not on.startswith("cuda"):
+        raise UsageError(f"reduce-overhead launches CUDA graphs, and the device is {on}: use another mode")
     protocol = PAPER_PROTOCOL if on.startswith("cuda") else CPU_PROTOCOL
     protocol = replace(
         protocol,
@@ -161,11 +175,12 @@ def networks(
         seconds=protocol.seconds if repeats is None else None,
     )
     if goals:
-        own = {"--mode": mode, "--dtype": dtype, "--batch": batch, "--threads": threads, "--baseline": baseline}
-        own |= {"--device": device != "auto", "--train": train, "--latency": latency}
-        if excluded := [name for name, value in own.items() if value]:
+        fixed = {"--mode": mode, "--dtype": dtype, "--batch": batch, "--threads": threads, "--baseline": baseline}
+        fixed |= {"--device": device != "auto", "--train": train, "--latency": latency, "--own": own}
+        if excluded := [name for name, value in fixed.items() if value]:
             raise UsageError(f"goals are set for settings of their own: leave out --goals or {', '.join(excluded)}")
-        chosen = plan_goals(**origin())
+        shared = origin()
+        groups = [goal.plan(**shared) for goal in all_goals()]
     else:
         settings = [
             Setting(
@@ -174,9 +189,12 @@ def networks(
             for m in dict.fromkeys(mode or [Mode.compiled])
             for d in dict.fromkeys(dtype or [Precision(protocol.dtype)])
         ]
-        chosen = plan_records(models or paper_networks(), settings, baseline, **origin(on))
-    records: list[Record] = []
+        chosen = plan_records(models or paper_networks(), settings, baseline, own, **origin(on))
+        groups = group_by_baseline(chosen) if paper else [chosen]
     file = RecordFile(out)
+    known = [] if models else file.known
+    groups = [group for group in groups if not all(is_measured(record, known) for record in group)]
+    records: list[Record] = []
 
     def keep(record: Record) -> None:
         records.append(record)
@@ -184,33 +202,43 @@ def networks(
         if form is Format.jsonl:
             typer.echo(to_line(record))
 
-    interrupted = False
+    interrupted, left = False, 0
     columns = BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False)
     with Progress(*columns, console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task("", total=1.0)
-        session = Session(
-            protocol,
-            keep,
-            budget=budget and 60 * budget,
-            cache=cache,
-            progress=lambda text, share: bar.update(task, description=text, completed=share),
-        )
         try:
-            session.measure(group_by_baseline(chosen) if paper or goals else [chosen])
+            left = measure_groups(
+                groups,
+                protocol,
+                keep,
+                seconds=budget and 60 * budget,
+                cache=cache,
+                progress=lambda text, share: bar.update(task, description=text, completed=share),
+            )
         except KeyboardInterrupt:
             interrupted = True
     if records and form is not Format.jsonl:
         print_rows(records, form, wide)
-        if goals:
-            table = Table("network", "mode", "speed-up", "goal", "", title="Goals", title_justify="left")
-            for name, how, speedup, goal in verdicts(records):
-                table.add_row(name, how, f"{speedup:.2f}", f"{goal:.2f}", MARKS[speedup >= goal])
-            Console().print(table)
+    if goals and form is not Format.jsonl:
+        print_verdicts([*known, *records])
     if interrupted:
-        say(file.interrupted(len(records), len(chosen)))
+        say(file.interrupted(len(records), sum(map(len, groups))))
         raise typer.Exit(CTRL_C)
-    if file.unwritten or not any(record.seconds for record in records):
+    if left:
+        again = "the same command goes on" if out else "with -o FILE a second call would go on"
+        say(f"The minutes are over, and {pluralize(left, 'comparison')} left: {again}.")
+    if file.unwritten or (groups and not any(record.seconds for record in records)):
         raise typer.Exit(1)
+
+
+def print_verdicts(records: list[Record]) -> None:
+    """Every goal, with what was measured."""
+    from flopping.lab.bench.goals import launch_verdicts, verdicts
+
+    table = Table("", "measured", "goal", "", title="Goals", title_justify="left")
+    for what, found, goal, met in (*verdicts(records), *launch_verdicts()):
+        table.add_row(what, found, goal, MARKS[met])
+    Console().print(table)
 
 
 class RecordFile:
@@ -225,11 +253,12 @@ class RecordFile:
         from flopping.files import require_regular
 
         self.path, self.written, self.unwritten = path, 0, 0
+        self.known: list[Record] = []
         if path is not None:
             require_regular(path)
             new = not path.exists()
             if not new and path.stat().st_size:
-                read(path)
+                self.known = read(path)
             with as_usage_error(OSError), path.open("a", encoding="utf-8"):
                 pass
             if new:  # it comes with the first record; a link to it stays

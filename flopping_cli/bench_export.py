@@ -70,7 +70,7 @@ def export(
 def _print_exported(rows: list[Compared]) -> None:
     from flopping.cost.timing import Timing
     from flopping.errors import pluralize
-    from flopping.lab.bench.bench_export import GOAL
+    from flopping.lab.bench.goals import GOAL_OF_EXPORT as GOAL
 
     table = Table()
     table.add_column("network", no_wrap=True)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -94,10 +93,10 @@ class ChildProcess:
 class Session:
     """Measures groups of networks, and passes every record to `sink` when its group is done.
 
-    The networks of a group run interleaved. After `budget` seconds no further group is begun. Compiled code goes to the
-    folder `cache`, or to an empty one that is removed in the end, so that compile times are those of a first time. On
-    a keyboard interrupt, the rounds measured so far become records that say so, and the interrupt is raised again.
-    `progress` gets a text and the share of the work that is done.
+    The networks of a group run interleaved. Compiled code goes to the folder `cache`, or to an empty one that is
+    removed in the end, so that compile times are those of a first time. On a keyboard interrupt, the rounds measured
+    so far become records that say so, and the interrupt is raised again. `progress` gets a text and the share of the
+    group's work that is done.
     """
 
     def __init__(
@@ -105,23 +104,18 @@ class Session:
         protocol: Protocol,
         sink: Callable[[Record], object],
         *,
-        budget: float | None = None,
         cache: Path | None = None,
         progress: Callable[[str, float], object] = lambda text, share: None,
     ) -> None:
-        self.protocol, self.sink, self.progress = protocol, sink, progress
-        self.budget, self.cache = budget, cache
+        self.protocol, self.sink, self.progress, self.cache = protocol, sink, progress, cache
 
-    def measure(self, groups: Sequence[Sequence[Record]]) -> None:
+    def measure(self, group: Sequence[Record]) -> None:
         """Fill in records that `plan_records` made."""
-        start = monotonic()
         with tempfile.TemporaryDirectory(prefix="flopping-bench-", ignore_cleanup_errors=True) as empty:
             self.environment = {CACHE: empty if self.cache is None else str(self.cache.resolve())}
-            for number, group in enumerate(groups):
-                self.done, self.share = number / len(groups), 1 / len(groups)
-                self._measure_group(group, self.budget is not None and monotonic() - start > self.budget)
+            self._measure(group)
 
-    def _measure_group(self, group: Sequence[Record], late: bool) -> None:
+    def _measure(self, group: Sequence[Record]) -> None:
         run, warmup = uuid4().hex[:12], self.protocol.warmup
         self.records = {str(key): replace(record, run=run, warmup=warmup) for key, record in enumerate(group)}
         self.problems: dict[str, str] = {}
@@ -129,10 +123,10 @@ class Session:
         interrupted = True
         try:
             for number, (key, record) in enumerate(self.records.items()):
-                self._report(f"compiling, measuring memory of {record.name}", number / len(group) / 2)
+                self.progress(f"compiling, measuring memory of {record.name}", number / len(group) / 2)
                 problem = precision_problem(record.setting.dtype, torch.device(record.setting.device))
-                if late or problem is not None:
-                    self.problems[key] = problem or "not measured: the time budget was used up"
+                if problem is not None:
+                    self.problems[key] = problem
                 self._measure_memory(key)
             self._measure_time()
             interrupted = False
@@ -169,20 +163,17 @@ class Session:
                     if event["event"] == "round":
                         self.rounds.append(event["seconds"])
                         done, repeats = len(self.rounds), self.protocol.repeats
-                        self._report(f"round {done} of {repeats}", (1 + done / repeats) / 2)
+                        self.progress(f"round {done} of {repeats}", (1 + done / repeats) / 2)
                     elif event["event"] == "problem":
                         self.problems[event["key"]] = event["problem"]
                     else:
                         preparing = event.get("key")
-                        self._report("warming up", 0.5)
+                        self.progress("warming up", 0.5)
                 problem = child.problem
             if problem is None:
                 return
             for key in waiting if preparing is None else [preparing]:
                 self.problems.setdefault(key, f"{problem}, after {pluralize(len(self.rounds), 'round')}")
-
-    def _report(self, text: str, share: float) -> None:
-        self.progress(text, self.done + share * self.share)
 
     def _start(self, job: str, keys: Sequence[str], **more: Any) -> ChildProcess:
         records = {key: self.records[key] for key in keys}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flopping.cost.records import Record, Setting, new_record
-from flopping.models import names_in_paper, ordinary_twin, registered_name
+from flopping.models import ZOO, names_in_paper, ordinary_twin, registered_name
 from flopping.models.paper import ordinary_name, results
 
 
@@ -29,11 +29,12 @@ CPU_PROTOCOL = Protocol(batch=8, dtype="float32", warmup=3, repeats=30, seconds=
 
 
 def plan_records(
-    names: Sequence[str], settings: Sequence[Setting], baseline: str | None = None, **origin: Any
+    names: Sequence[str], settings: Sequence[Setting], baseline: str | None = None, own: bool = False, **origin: Any
 ) -> list[Record]:
     """A record without figures for each network in each setting; `origin` are machine, command and time.
 
     A network is compared with X if it is E(X), H(X) or I(X), or with the given baseline, which is added to the list.
+    With `own`, so is our own X beside timm's: E(X) with the trivial group, which gets all that makes E(X) fast.
 
     >>> setting = Setting("compiled", "inference", "cpu", "float32", batch=8, threads=2)
     >>> [record.model for record in plan_records(["E(ViT-S)"], [setting])]
@@ -48,6 +49,8 @@ def plan_records(
             baselines.setdefault(model, None)
         else:
             baselines.setdefault(other, None)
+            if own and other not in ZOO:
+                baselines[f"E({names_in_paper()[other]}):trivial"] = other
             baselines[model] = other
     papers = names_in_paper()
     return [

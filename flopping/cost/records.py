@@ -16,7 +16,16 @@ from flopping.errors import UsageError, as_usage_error, pluralize
 from flopping.machine import Machine
 
 FORMAT = "flopping-bench-1"
-MODES = ("eager", "compiled", "compiled-frozen")
+MODES = {
+    "eager": "torch's operators, one by one",
+    "operations": "eager, with flopping.compile_operations()",
+    "compiled": "torch.compile of the whole network",
+    "blocks": "flopping.compile_blocks",
+    "compiled-frozen": "compiled with the weights as constants",
+    "reduce-overhead": "compiled; a forward pass is one CUDA graph, launched at once",
+    "max-autotune": "compiled; kernels of matrix products are chosen by timing; on CUDA also one graph",
+}
+"""How a network runs."""
 EXPORTED = "onnxruntime"
 """The mode of an exported network, which `flopping bench export` measures."""
 TASKS = ("inference", "training")
@@ -36,7 +45,7 @@ class Setting:
     __pydantic_config__ = STRICT
 
     mode: Annotated[str, Field(pattern=f"^({'|'.join((*MODES, EXPORTED))})$")]
-    """eager; compiled; compiled-frozen: compiled with the weights as constants; onnxruntime: exported."""
+    """One of `MODES`, or onnxruntime for an exported network."""
     task: Annotated[str, Field(pattern=f"^({'|'.join(TASKS)})$")]
     """inference; training: forward, backward and a step of AdamW."""
     device: str
@@ -159,6 +168,16 @@ def read(path: Path) -> list[Record]:
     if not records:
         raise UsageError(f"{path} has no records: a file that `flopping bench -o FILE` wrote is needed")
     return records
+
+
+def is_measured(record: Record, known: Iterable[Record]) -> bool:
+    """Whether others have all figures of the same network and setting, on the same machine and versions."""
+
+    def key(r: Record) -> tuple[object, ...]:
+        machine = r.machine
+        return r.model, r.setting, machine.processor, machine.cores, machine.gpu, machine.versions
+
+    return any(r.seconds and r.problem is None and key(r) == key(record) for r in known)
 
 
 @cache

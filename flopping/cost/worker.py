@@ -26,7 +26,10 @@ from flopping.cost.count import count
 from flopping.cost.records import Memory, Setting
 from flopping.cost.timing import interleave
 from flopping.errors import UsageError
+from flopping.functional import compile_operations
 from flopping.machine import available_memory, is_out_of_memory
+from flopping.models.blocks import compile_blocks
+from flopping.models.fuse import fuse
 from flopping.models.targets import example_input, load, load_on_meta
 
 Emit = Callable[..., None]
@@ -37,8 +40,9 @@ NOISE, NOISE_SIZE = "noise", 512
 class Run:
     """Calling it runs a network once on a batch of random images, and returns when the device is done.
 
-    Training is forward, cross-entropy, backward and a step of AdamW, with the loss scaled for float16. The network is
-    compiled with torch's defaults, the optimiser is not compiled. Precisions other than float32 are autocast.
+    Inference runs the inference form of our networks (`flopping.fuse`); timm's stay as they are. Training is forward,
+    cross-entropy, backward and a step of AdamW, with the loss scaled for float16; the optimiser is not compiled.
+    Precisions other than float32 are autocast. `MODES` says how each mode runs a network.
 
     >>> setting = Setting("eager", "training", "cpu", "float32", batch=2, threads=1)
     >>> Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), setting)()
@@ -47,20 +51,38 @@ class Run:
     def __init__(self, model: nn.Module, x: Tensor, setting: Setting) -> None:
         self.setting, self.device = setting, torch.device(setting.device)
         self.training = setting.task == "training"
-        self.model = model.to(self.device).train(self.training)
+        model = model.to(self.device).train(self.training)
+        self.model = model if self.training else fuse(model)
         self.x = x.to(self.device)
-        self.compiled: Callable[[Tensor], Tensor] = self.model
-        if setting.mode != "eager":
-            # static shapes: a second network of the same class with another image size would get dynamic ones; the
-            # option keeps frozen code from being shared with code that is not frozen
-            options: dict[str, Any] = {"freezing": setting.mode == "compiled-frozen"}
-            self.compiled = torch.compile(self.model, dynamic=False, options=options)
+        self.compiled = self._compile()
         self.must_freeze = setting.mode == "compiled-frozen"
         if self.training:
             self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
             self.scaler = torch.amp.GradScaler(self.device.type, enabled=setting.dtype == "float16")
 
+    def _compile(self) -> Callable[[Tensor], Tensor]:
+        mode = self.setting.mode
+        # static shapes: a second network of the same class with another image size would get dynamic ones
+        if mode in ("eager", "operations"):
+            return self.model
+        if mode == "blocks":
+            return compile_blocks(self.model, dynamic=False)
+        if mode in ("reduce-overhead", "max-autotune"):
+            return torch.compile(self.model, dynamic=False, mode=mode)
+        # the option keeps frozen code from being shared with code that is not frozen
+        return torch.compile(self.model, dynamic=False, options={"freezing": mode == "compiled-frozen"})
+
     def __call__(self) -> None:
+        if self.setting.mode == "operations":
+            compile_operations()  # a switch of the process, in which other networks run without it
+        try:
+            self._run()
+        finally:
+            compile_operations(False)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _run(self) -> None:
         if self.training:
             with self._autocast():
                 out = self.compiled(self.x)
@@ -75,8 +97,6 @@ class Run:
             with torch.no_grad(), self._autocast(), freezing:
                 self.compiled(self.x)
             self.must_freeze = False
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     @property
     def state_bytes(self) -> int:

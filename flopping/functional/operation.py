@@ -19,7 +19,8 @@ from flopping.errors import UsageError
 from flopping.features import Feature, is_symbolic
 
 P = ParamSpec("P")
-_compiled = False
+Compiler = Callable[[Callable[..., Feature]], Callable[..., Feature]]
+_compiler: Compiler | None = None
 
 
 def compile_operations(enable: bool = True) -> None:
@@ -28,14 +29,25 @@ def compile_operations(enable: bool = True) -> None:
     Each is compiled when it is called first. The switch is off until it is set, and holds for all networks of the
     process; a network that is compiled itself doesn't need it.
     """
-    global _compiled
+    global _compiler
     compiler = os.environ.get("CXX", "g++")
     if enable and not torch.cuda.is_available() and shutil.which(compiler) is None:
         raise UsageError(f"compile_operations needs a C++ compiler, and {compiler!r} (CXX) is not found: install one")
     if enable:  # layouts and shapes need graphs of their own; beyond a limit of 8 torch would leave them uncompiled
         limits = torch._dynamo.config
         limits.cache_size_limit = max(limits.cache_size_limit, 64)
-    _compiled = enable
+    _compiler = _compile if enable else None
+
+
+@contextmanager
+def operations_by(compiler: Compiler | None) -> Iterator[None]:
+    """Within it, the operations run as a compiler makes them, or with None as they are."""
+    global _compiler
+    before, _compiler = _compiler, compiler
+    try:
+        yield
+    finally:
+        _compiler = before
 
 
 def operation(recompute: bool = False) -> Callable[[Callable[P, Feature]], Callable[P, Feature]]:
@@ -49,8 +61,8 @@ def operation(recompute: bool = False) -> Callable[[Callable[P, Feature]], Calla
         def run(*args: P.args, **kwargs: P.kwargs) -> Feature:
             if torch.compiler.is_compiling() or is_symbolic(args[0]):
                 return function(*args, **kwargs)
-            if _compiled:
-                return _compile(function)(*args, **kwargs)
+            if _compiler is not None:
+                return _compiler(function)(*args, **kwargs)
             if recompute and torch.is_grad_enabled() and not _is_transformed():
                 return _recompute(function, *args, **kwargs)
             return function(*args, **kwargs)

@@ -2,8 +2,8 @@
 
 For a linear layer y = W x + b, with constants c and d per channel:
 
-- c (W x + b) = (c W) x + c b: a layer scale, the factor of a change of basis before an activation
-- W (c x + d) + b = (W c) x + (W d + b): scale and shift of a norm, the factor after an activation, that of a fold
+- c (W x + b) = (c W) x + c b: a layer scale, the factors before an activation
+- W (c x + d) + b = (W c) x + (W d + b): scale and shift of a norm, the factors after an activation, that of a fold
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
+from timm.layers.activations import quick_gelu
 from torch import Tensor, nn
 
 from flopping.functional.grid import Fold
@@ -36,7 +38,9 @@ from flopping.nn import (
 
 M = TypeVar("M", bound=nn.Module)
 Scales = Sequence[Tensor | None]
-"""A factor per copy of each irrep; None for 1."""
+"""A factor per copy of each irrep, or one for all; None for 1."""
+QUICK = 1.702
+"""The constant of quick GELU, x sigmoid(1.702 x)."""
 
 
 @torch.no_grad()
@@ -95,17 +99,27 @@ def _fold_scale(block: nn.Module, name: str, before: Linear, shift: OrientedBias
 
 
 def _fold_activation(mlp: Mlp) -> None:
-    """The factors of the changes of basis around an activation, for groups whose irreps all have one dimension."""
+    """The factors of the changes of basis around an activation, for groups whose irreps all have one dimension.
+
+    x sigmoid(c x) is silu(c x) / c, which torch has as one kernel: c goes into the weights too.
+    """
     layout, group = mlp.hidden, mlp.hidden.group
+    if mlp.act.function is quick_gelu and not isinstance(mlp.act, GatedActivation):
+        mlp.act.function = F.silu
+        _scale_hidden(mlp, [torch.tensor(QUICK)] * len(group.irreps), [torch.tensor(1 / QUICK)] * len(group.irreps))
     if group.order == 1 or not layout.copies or any(irrep.dim > 1 for irrep in group.irreps) or not mlp.act.scaled:
         return
     factor = torch.full((layout.copies,), group.order**-0.5)
     scales = [torch.cat([factor, torch.ones(layout.extra)]), *[factor] * (group.order - 1)]
     halves = 2 if isinstance(mlp.act, GatedActivation) else 1
-    doubled = [scale.repeat(halves) for scale in scales]
-    _scale_outputs(mlp.fc1, doubled, mlp.shift1 if isinstance(mlp, OrientedMlp) else None)
-    _scale_inputs(mlp.fc2, scales)
+    _scale_hidden(mlp, [scale.repeat(halves) for scale in scales], scales)
     mlp.act.scaled = False
+
+
+def _scale_hidden(mlp: Mlp, before: Scales, after: Scales) -> None:
+    """Multiply what an activation gets, and what it gives."""
+    _scale_outputs(mlp.fc1, before, mlp.shift1 if isinstance(mlp, OrientedMlp) else None)
+    _scale_inputs(mlp.fc2, after)
 
 
 def _fold_factor_of_fold(layer: PatchEmbed | Downsample) -> None:
@@ -137,7 +151,7 @@ def _scale_outputs(layer: Linear, scales: Scales, shift: OrientedBias | None = N
     for name, block, scale, degree in zip(layer.names, _blocks(layer), scales, layer.degrees, strict=True):
         if scale is None or block is None:
             continue
-        rows = scale.double().repeat(degree)
+        rows = scale.double().expand(len(block.weight) // degree).repeat(degree)
         block.weight.copy_(block.weight.double() * rows[:, None])
         for bias in (block.bias, shift.bias[name] if shift is not None and name in shift.bias else None):
             if bias is not None:

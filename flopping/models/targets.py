@@ -9,7 +9,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from flopping import nn as fnn
 from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.features import Feature
 from flopping.files import require_regular
+from flopping.groups import grid_groups
 from flopping.models.arguments import CONFIG_ARGS, check_arguments
 from flopping.models.zoo import closest, registered_name
 
@@ -32,28 +33,32 @@ LAYERS = [name for name in fnn.__all__ if name not in {"Module", "RotaryEmbed", 
 def load(target: str, img_size: int | None = None) -> nn.Module:
     """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a model's name.
 
-    A model has a registered name, a name in the paper ("E(ViT-B)"), or a folder: "local-dir:FOLDER". A model by name
-    that takes one size of images is made for `img_size`.
+    A model has a registered name, a name in the paper ("E(ViT-B)"), or a folder: "local-dir:FOLDER". Behind the name
+    may stand another group for the same architecture: "E(ViT-B):trivial". A model by name that takes one size of images
+    is made for `img_size`.
     """
     if target.startswith("local-dir:"):
         with as_usage_error(OSError, ValueError, KeyError, RuntimeError, context=repr(target)):
             return load_folder(Path(target.removeprefix("local-dir:")))
-    if ":" in target:
+    network, _, group = target.rpartition(":")
+    is_group = bool(network) and not network.endswith(".py") and group in grid_groups()
+    options: dict[str, Any] = {"group": group} if is_group else {}
+    if ":" in target and not options:
         return load_attribute(target)
     if target.endswith(".py"):
         raise missing_attribute(target)
     try:
-        name = registered_name(target)
+        name = registered_name(network if options else target)
     except ValueError as error:
         hint = closest(target, also=LAYERS)
         raise UsageError(
             f"no layer and no model is called {target!r}{hint}. For your own module write FILE.py:ATTRIBUTE"
         ) from error
-    if img_size is None or not timm.get_pretrained_cfg(name).fixed_input_size:
-        model: nn.Module = timm.create_model(name)
-        return model
-    with as_usage_error(ValueError, context=f"--img-size {img_size}"):
-        model = timm.create_model(name, img_size=img_size)
+    context = f"{target!r}"
+    if img_size is not None and timm.get_pretrained_cfg(name).fixed_input_size:
+        context, options = f"--img-size {img_size}", {**options, "img_size": img_size}
+    with as_usage_error(ValueError, TypeError, context=context) if options else nullcontext():
+        model: nn.Module = timm.create_model(name, **options)
     return model
 
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor
 
 from flopping.errors import PeerLostError, RunStoppedError, UsageError, as_usage_error, describe
-from flopping.models.blocks import allow_graphs, find_blocks, group_blocks
+from flopping.models.blocks import compile_blocks, find_blocks, group_blocks
 
 T = TypeVar("T")
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -181,22 +181,16 @@ def init_world(device_name: str) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def parts_to_compile(network: nn.Module, shard: bool) -> list[nn.Module]:
-    """The parts that are compiled separately: blocks that are alike, since one graph then serves all of them.
+def compile_network(network: nn.Module, shard: bool) -> None:
+    """Compile the blocks of a network, since one graph serves all that are alike, or the network as a whole.
 
-    A network of 12 such blocks compiles in a quarter of the time. Where most blocks differ, as with stochastic depth
-    that rises, the network is compiled as a whole; sharded blocks are always compiled separately.
+    It is compiled as a whole where most blocks differ, as with stochastic depth that rises; sharded blocks never are.
     """
     blocks = find_blocks(network)
-    return blocks if shard or 0 < 2 * len(group_blocks(blocks)) <= len(blocks) else [network]
-
-
-def compile_network(network: nn.Module, shard: bool) -> None:
-    """Compile a network, as a whole or in parts."""
-    parts = parts_to_compile(network, shard)
-    allow_graphs(4 * len(parts))  # each may need its own, for training and for tests
-    for part in parts:
-        part.compile(dynamic=False)  # the same code whichever size of batches comes first
+    if shard or 0 < 2 * len(group_blocks(blocks)) <= len(blocks):
+        compile_blocks(network, dynamic=False)  # the same code whichever size of batches comes first
+    else:
+        network.compile(dynamic=False)
 
 
 def shard_network(network: nn.Module, world: World, precision: torch.dtype | None = None) -> None:

@@ -33,6 +33,8 @@ def bench(*arguments: str) -> Result:
         (["E(ViT-S)", "--train", "--mode", "compiled-frozen"], "compiled-frozen"),
         (["--goals", "--batch", "4", "--train"], "leave out --goals or --batch, --train"),
         (["E(ViT-S)", "--budget", "5"], "got --budget 5"),
+        (["E(ViT-S)", "--mode", "reduce-overhead", "--device", "cpu"], "reduce-overhead"),
+        (["launches", "ViT-S"], "'ViT-S' has no ordinary twin"),
         (["E(ViT-S)", "--format", "markdown", "--json"], "--format markdown"),
         (["E(ViT-S)", "--batch", HUGE], "'--batch'"),
         (["E(ViT-S)", "--threads", HUGE], "'--threads'"),

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.measurements import in_setting
+from support.measurements import MACHINE, in_setting
 
 from flopping.cost import measure
 from flopping.cost.measure import ChildProcess, Session
 from flopping.cost.protocol import CPU_PROTOCOL, Protocol, plan_records
-from flopping.cost.records import Record, Setting, read
+from flopping.cost.records import Record, Setting, is_measured, read
+from flopping.lab.bench.measure_groups import measure_groups
 
 NETWORKS = Path(__file__).parents[1] / "support" / "networks_to_measure.py"
 EAGER = in_setting(mode="eager", batch=2)
@@ -36,7 +37,7 @@ def network(name: str) -> str:
 def measured(names: Sequence[str], settings: Sequence[Setting], **arguments: Any) -> dict[tuple[str, Setting], Record]:
     records: list[Record] = []
     planned = plan_records([network(name) for name in names], settings, network("Net"), command="flopping bench")
-    Session(SHORT, records.append, **arguments).measure([planned])
+    Session(SHORT, records.append, **arguments).measure(planned)
     return {(record.model.rpartition(":")[2], record.setting): record for record in records}
 
 
@@ -75,20 +76,19 @@ def test_compiled_code() -> None:
     assert record.compile_seconds > 0
 
 
-def test_what_cannot_be_measured_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A precision that does not run, and a group that would begin after the budget."""
+def test_a_precision_that_does_not_run_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "precision_problem", lambda dtype, _: "crashes" if dtype == "bfloat16" else None)
     records: list[Record] = []
     cases = plan_records(
-        [network("Net")], [EAGER, in_setting(mode="eager", task="training", dtype="bfloat16", batch=2)]
+        [network("Net")], [EAGER, in_setting(mode="eager", task="training", dtype="bfloat16", batch=2)], machine=MACHINE
     )
-    Session(SHORT, records.append, budget=0.01).measure([cases, cases[:1]])
-    good, other, late = records
+    left = measure_groups([cases, cases[:1]], SHORT, records.append, seconds=0.01)
+    good, other = records
+    assert left == 1  # the second group would begin after the seconds
     assert (len(good.seconds), good.problem) == (SHORT.repeats, None)
     assert (other.seconds, other.problem, other.params) == ((), "crashes", 192 * 4 + 4)
     assert other.macs == 2 * 192 * 4  # the image needs no gradient
-    assert late.seconds == ()
-    assert "budget" in (late.problem or "")
+    assert [is_measured(record, records) for record in cases] == [True, False]
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL])
@@ -129,7 +129,7 @@ def test_interrupt_while_memory_is_measured() -> None:
     records: list[Record] = []
     session = Session(SHORT, records.append, progress=lambda *_: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        session.measure([plan_records([network("Net")], [EAGER])])
+        session.measure(plan_records([network("Net")], [EAGER]))
     assert records == []
 
 

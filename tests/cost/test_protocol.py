@@ -1,12 +1,13 @@
 """What is measured: networks beside their baselines, the paper's rows, and the goals."""
 
+from typing import Any
+
 from support.measurements import in_setting, ordinary
 
 from flopping.cost.protocol import group_by_baseline, paper_networks, plan_records
-from flopping.cost.records import Record, Setting
-from flopping.lab.bench.goals import GOALS, SETTINGS, Verdict, plan_goals, verdicts
+from flopping.lab.bench.goals import SPEEDUPS, Verdict, goals, verdicts
 from flopping.models import paper_names
-from flopping.models.paper import results
+from flopping.models.paper import ordinary_name, results
 
 ONE = [in_setting()]
 
@@ -34,17 +35,37 @@ def test_rows_of_the_paper_begin_with_the_cheapest() -> None:
         assert {record.baseline for record in others} == {first.model}
 
 
+def test_our_own_ordinary_network_beside_that_of_timm() -> None:
+    planned = [(record.model, record.baseline) for record in plan_records(["E(ViT-S)"], ONE, own=True)]
+    x = paper_names()["ViT-S"]
+    assert planned == [(x, None), ("E(ViT-S):trivial", x), (paper_names()["E(ViT-S)"], x)]
+    assert len(plan_records(["E(ResMLP-B24)"], ONE, own=True)) == 2  # timm has none: X is ours
+
+
 def test_goals_are_judged_within_a_run() -> None:
-    x, e = paper_names()["ViT-S"], paper_names()["E(ViT-S)"]
+    goal = next(goal for goal in goals() if goal.name == "E(ViT-S)")
+    x, e = (record.model for record in goal.plan())
 
-    def measured(run: str, setting: Setting = SETTINGS["compiled"]) -> list[Record]:
-        return [
-            ordinary(model=x, paper="ViT-S", baseline=None, setting=setting, seconds=(1.7, 3.4), run=run),
-            ordinary(model=e, paper="E(ViT-S)", baseline=x, setting=setting, seconds=(1.0, 2.0), run=run),
+    def judged(*runs: str, seconds: float = 1.0, **changes: Any) -> list[Verdict]:
+        records = [
+            ordinary(model=x, paper="ViT-S", baseline=None, setting=goal.setting, seconds=(1.8, 3.6), run=runs[0]),
+            ordinary(
+                **{"model": e, "baseline": x, "setting": goal.setting, "run": runs[-1], **changes},
+                seconds=(seconds, 2 * seconds),
+            ),
         ]
+        return [verdict for verdict in verdicts(records) if verdict.met is not None]
 
-    assert list(verdicts(measured("a"))) == [Verdict("E(ViT-S)", "compiled", 1.7, 1.6)]
-    assert list(verdicts([measured("a")[0], measured("b")[1]])) == []
-    assert list(verdicts(measured("a", in_setting(batch=4)))) == []
-    found = {(record.paper, record.setting.mode) for record in plan_goals() if record.baseline is not None}
-    assert found == {(name, mode) for name, modes in GOALS.items() for mode in modes}
+    speed, compiling = judged("a")
+    assert speed[1:] == ("1.80 [1.80, 1.80]", ">= 1.72", True)
+    assert compiling[1:] == ("12.5 s", "<= 15 s", True)
+    assert [verdict.met for verdict in judged("a", seconds=1.2, compile_seconds=15.1)] == [False, False]
+    assert judged("a", "b") == judged("a", problem="interrupted after 2 rounds") == []
+    assert judged("a", setting=in_setting(batch=4)) == []
+
+
+def test_every_goal_has_a_plan_of_two() -> None:
+    assert {(goal.setting.task, goal.setting.mode) for goal in goals()} == set(SPEEDUPS)
+    for goal in goals():
+        assert [record.name for record in goal.plan()] == [ordinary_name(goal.name), goal.name]
+    assert all(verdict.met is None for verdict in verdicts([]))

@@ -47,6 +47,7 @@ NETWORKS = {
         f"resmlp {g}": lambda g=g: ResMlp(**SMALL, init_values=0.1, group=g)
         for g in ("trivial", "flop", "flipflop", "octic")
     },
+    "resmlp, quick": lambda: ResMlp(**SMALL, init_values=0.1, act_layer="quick_gelu"),
     "resmlp invariant": lambda: ResMlp(**SMALL, init_values=0.1, handoffs={1: "invariant"}),
     **{
         f"convnext {g}": lambda g=g: ConvNeXt(depths=(1,), dims=(16,), num_classes=5, group=g)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib.metadata import metadata
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -46,6 +46,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "eval": HERE,
     "models": ("*test*",),
     "bench": MEASURED,
+    "bench launches": ("--no-compile", "--batch", "1"),
     "show": ("--model", "deit3_flop_test_patch16_64"),
     "doctor": ("--device", "cpu", "--quiet"),
     **dict.fromkeys(
@@ -162,7 +163,9 @@ def flopping(folder: Path, words: Sequence[str], given: bytes = b"") -> Ran:
         asked = [word for word in asked if word.partition("=")[0] not in keys]
     if name == "bench export" or (name == "bench" and sum(map(is_network, asked)) != 1):
         return _plan(folder, asked)
-    large = name != "count" and "fashion-mnist" not in asked  # these have become small already, or needn't
+    large = (
+        name not in ("count", "bench launches") and "fashion-mnist" not in asked
+    )  # these have become small already, or needn't
     done = [*(twin(word) if large and is_network(word) else word for word in asked), *small]
     return replace(_call(done, given, curves=name in DRAWING), whole=done == list(words[1:]))
 
@@ -196,12 +199,12 @@ def _plan(folder: Path, asked: Sequence[str]) -> Ran:
     """
     planned: list[object] = []
 
-    def measure(self: Session, groups: Sequence[Sequence[object]]) -> None:
-        planned.extend(chain(*groups))
+    def measure(self: Session, group: Sequence[object]) -> None:
+        planned.extend(group)
         self.sink(many()[0])  # something was measured, else the command would rightly complain
 
     exported = patch("flopping.lab.bench.bench_export.compare_all", lambda pairs, **_: planned.extend(pairs) or [])
-    with exported if asked[1] == "export" else patch.object(Session, "measure", measure):
+    with exported, patch.object(Session, "measure", measure):
         ended = call(*asked)
     assert planned, f"nothing would be measured: {ended.err}"
     for before, word in pairwise(asked):
