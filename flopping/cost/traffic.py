@@ -65,7 +65,7 @@ class Trace(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[_Step] = []
         self.block: int | None = None
         self.region: int | None = None
