@@ -88,7 +88,8 @@ def _rules(ordinary: str) -> tuple[Rule, ...]:
         *((f"pos_embed.{n}", f"pos_embed.weight.{i}", partial(_positions, i)) for n, i in enumerate(_IRREPS[:4])),
         ("pos_embed.[45]", "pos_embed.weight.E", partial(_positions, "E")),
         ("cls_token.0", "cls_token.token", torch.flatten),
-        ("cls_token.#", "", rules.require_zero),
+        ("register_tokens.0", "reg_token.token", lambda value: value.squeeze(0)),
+        ("(?:cls_token|register_tokens).#", "", rules.require_zero),
         ("mask_token.#", "", rules.ignore),  # for images that are masked in training
         ("blocks.#.mlp.fc1.lin_E.weight", r"blocks.\1.mlp.fc1.E.weight", partial(_turn_copies, 0)),
         ("blocks.#.mlp.fc2.lin_E.weight", r"blocks.\1.mlp.fc2.E.weight", partial(_turn_copies, 1)),
@@ -125,6 +126,7 @@ def _vit_args(source: Source, num_heads: int | None = None) -> dict[str, Any]:
         "qkv_bias": "blocks.0.attn.qkv.lin_A1.bias" in source,
         "group": octic.name,
         "handoffs": {ordinary: _find_handoff(source, copies)},
+        "reg_tokens": source.shape("register_tokens.0", 3)[1] if "register_tokens.0" in source else 0,
         **OCTIC_VITS_NORM,
     }
     if not {"blocks.0.gamma_1.alpha_A1", "blocks.0.ls1.alpha_A1"} & set(source):
