@@ -103,7 +103,7 @@ def verify(
             typer.echo(json_module.dumps({**asdict(row), "error": error, "passed": row.passed}))
     else:
         deepest = 2 if depth is None else depth
-        caption = f"checked: {_elements(checked)}" if checked else "checked: each group that a layer supports"
+        caption = f"checked: {_elements(checked)}" if checked else "checked: all groups of the pixel grid"
         _print_rows([row for row in rows if row.depth <= deepest or row is broken], broken, len(rows), caption)
     raise typer.Exit(1 if broken else 0)
 
