@@ -220,7 +220,7 @@ def networks(
     if records and form is not Format.jsonl:
         print_rows(records, form, wide)
     if goals and form is not Format.jsonl:
-        print_verdicts([*known, *records])
+        print_goals([*known, *records])
     if interrupted:
         say(file.interrupted(len(records), sum(map(len, groups))))
         raise typer.Exit(CTRL_C)
@@ -231,12 +231,12 @@ def networks(
         raise typer.Exit(1)
 
 
-def print_verdicts(records: list[Record]) -> None:
+def print_goals(records: list[Record]) -> None:
     """Every goal, with what was measured."""
-    from flopping.lab.bench.goals import launch_verdicts, verdicts
+    from flopping.lab.bench.goals import goal_results, launch_results
 
     table = Table("", "measured", "goal", "", title="Goals", title_justify="left")
-    for what, found, goal, met in (*verdicts(records), *launch_verdicts()):
+    for what, found, goal, met in (*goal_results(records), *launch_results()):
         table.add_row(what, found, goal, MARKS[met])
     Console().print(table)
 

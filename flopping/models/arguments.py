@@ -55,14 +55,14 @@ def check_arguments(arguments: object, known: Iterable[str], where: str) -> None
     >>> check_arguments({"cache_dir": "a"}, ["depth", "embed_dim"], "config.json")
     Traceback (most recent call last):
     ...
-    flopping.errors.UsageError: config.json: model_args of a registered network are depth, embed_dim; got 'cache_dir'
+    flopping.errors.UsageError: config.json: got 'cache_dir'; model_args of a registered network are depth, embed_dim
     """
     if not isinstance(arguments, Mapping):
         raise UsageError(f"{where}: model_args is a table of names and values, got {arguments!r}")
     known = sorted(known)
     for name in arguments:
         if name not in known:
-            raise UsageError(f"{where}: model_args of a registered network are {', '.join(known)}; got {name!r}")
+            raise UsageError(f"{where}: got {name!r}; model_args of a registered network are {', '.join(known)}")
     size = arguments.get("img_size", 1)
     for side in size if isinstance(size, (list, tuple)) else [size]:
         if type(side) is not int or not 1 <= side <= MAX_IMG_SIZE:

@@ -5,7 +5,7 @@ from typing import Any
 from support.measurements import in_setting, ordinary
 
 from flopping.cost.protocol import group_by_baseline, paper_networks, plan_records
-from flopping.lab.bench.goals import SPEEDUPS, Verdict, goals, verdicts
+from flopping.lab.bench.goals import SPEEDUPS, GoalResult, goal_results, goals
 from flopping.models import paper_names
 from flopping.models.paper import ordinary_name, results
 
@@ -46,7 +46,7 @@ def test_goals_are_judged_within_a_run() -> None:
     goal = next(goal for goal in goals() if goal.name == "E(ViT-S)")
     x, e = (record.model for record in goal.plan())
 
-    def judged(*runs: str, seconds: float = 1.0, **changes: Any) -> list[Verdict]:
+    def judged(*runs: str, seconds: float = 1.0, **changes: Any) -> list[GoalResult]:
         records = [
             ordinary(model=x, paper="ViT-S", baseline=None, setting=goal.setting, seconds=(1.8, 3.6), run=runs[0]),
             ordinary(
@@ -54,7 +54,7 @@ def test_goals_are_judged_within_a_run() -> None:
                 seconds=(seconds, 2 * seconds),
             ),
         ]
-        return [verdict for verdict in verdicts(records) if verdict.met is not None]
+        return [verdict for verdict in goal_results(records) if verdict.met is not None]
 
     speed, compiling = judged("a")
     assert speed[1:] == ("1.80 [1.80, 1.80]", ">= 1.72", True)
@@ -68,4 +68,4 @@ def test_every_goal_has_a_plan_of_two() -> None:
     assert {(goal.setting.task, goal.setting.mode) for goal in goals()} == set(SPEEDUPS)
     for goal in goals():
         assert [record.name for record in goal.plan()] == [ordinary_name(goal.name), goal.name]
-    assert all(verdict.met is None for verdict in verdicts([]))
+    assert all(verdict.met is None for verdict in goal_results([]))

@@ -10,7 +10,7 @@ from torch import nn
 import flopping
 from flopping.cost.roofline import A100, DATA_SHEET, Device, calibrate, calibrate_on_paper, predict
 from flopping.cost.traffic import Kernel, Trace, compiled_kernels, trace_forward
-from flopping.lab.bench.goals import LAUNCHES, launch_verdicts
+from flopping.lab.bench.goals import LAUNCHES, launch_results
 from flopping.models.paper import results
 
 NUMBERS = torch.randn(10, 20)
@@ -86,7 +86,7 @@ def test_the_compiler_is_near_the_best() -> None:
 
 def test_launches_of_the_small_transformer() -> None:
     """The ordinary one has 12 in each block and 5 around them."""
-    found = {verdict.what: verdict for verdict in launch_verdicts()}
+    found = {verdict.what: verdict for verdict in launch_results()}
     assert {f"E(ViT-S), launches, {mode}" for mode in LAUNCHES["E(ViT-S)"]} == set(found)
     for verdict in found.values():
         assert verdict.found.endswith(" of 149")

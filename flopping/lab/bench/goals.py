@@ -68,7 +68,7 @@ def goals() -> list[Goal]:
     ]
 
 
-class Verdict(NamedTuple):
+class GoalResult(NamedTuple):
     """What is promised, the figure that was measured, and whether it is good enough; None where it wasn't measured."""
 
     what: str
@@ -77,32 +77,32 @@ class Verdict(NamedTuple):
     met: bool | None
 
 
-def verdicts(records: Sequence[Record]) -> Iterator[Verdict]:
+def goal_results(records: Sequence[Record]) -> Iterator[GoalResult]:
     """Of every goal, from the records of its setting."""
     for goal in goals():
         what = f"{goal.name}, {goal.setting.task}, {goal.setting.mode}"
         pair, least = goal.measured(records), f">= {goal.least:.2f}"
         if pair is None:
-            yield Verdict(what, "", least, None)
+            yield GoalResult(what, "", least, None)
             continue
         speedup = interval(*pair)
         text = f"{speedup.value:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]"
-        yield Verdict(what, text, least, speedup.value >= goal.least)
+        yield GoalResult(what, text, least, speedup.value >= goal.least)
         seconds = pair[1].compile_seconds
         if goal.setting.mode == COMPILED and goal.setting.task == "inference" and goal.name in COMPILE_SECONDS:
             most = COMPILE_SECONDS[goal.name]
             if seconds is not None:
-                yield Verdict(f"{goal.name}, compile time", f"{seconds:.1f} s", f"<= {most:g} s", seconds <= most)
+                yield GoalResult(f"{goal.name}, compile time", f"{seconds:.1f} s", f"<= {most:g} s", seconds <= most)
 
 
-def launch_verdicts() -> Iterator[Verdict]:
+def launch_results() -> Iterator[GoalResult]:
     """Of the goals for launches, which are counted here and now."""
     for name, modes in LAUNCHES.items():
         for row in count_launches(name, batch=1, compiled=False):
             if row.mode in modes:
                 found, most = f"{row.launches} of {row.x_launches}", modes[row.mode]
                 met = row.launches <= most * row.x_launches
-                yield Verdict(f"{name}, launches, {row.mode}", found, f"<= {most:g} x", met)
+                yield GoalResult(f"{name}, launches, {row.mode}", found, f"<= {most:g} x", met)
 
 
 def interval(x: Record, e: Record) -> Interval:

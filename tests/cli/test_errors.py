@@ -1,0 +1,131 @@
+"""How commands end: usage errors with a message and exit code 2, bugs with their traceback."""
+
+from __future__ import annotations
+
+import errno
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.measurements import ordinary
+from support.training_runs import TINY, call, image_folder
+from typer.testing import CliRunner
+
+import flopping.training.recipe
+from flopping.cost.records import append
+from flopping.errors import UsageError
+from flopping.training.distributed import SharedUsageError
+from flopping.training.trainer import Trainer
+from flopping_cli import app
+
+BUGS = [ValueError("a bug"), PermissionError("a bug"), PermissionError(errno.EACCES, "a bug", "/opt/not/typed")]
+
+
+@pytest.mark.parametrize("error", BUGS, ids=repr)
+def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the system refuses a file that nobody named."""
+
+    def broken(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(flopping.training.recipe, "load", broken)
+    found = CliRunner().invoke(app, ["recipes", "deit3_base"])
+    assert found.exception is error
+    assert "Invalid value" not in found.output
+
+
+def test_a_file_that_was_named_and_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(name: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "in" / "a.yaml"))
+
+    monkeypatch.setattr(flopping.training.recipe, "load", denied)
+    ended = call("recipes", str(tmp_path))
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{tmp_path}/in/a.yaml" in ended.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["recipes", "LONG.yaml"],
+        ["train", "LONG.yaml"],
+        ["eval", "LONG", "--data", "."],
+        ["predict", "LONG/LONG", "cat.jpg"],
+        ["verify", "LONG.py:build"],
+        ["show", "LONG.png"],
+        ["train", "fashion_vit", "--data", "LONG"],
+        ["train", "fashion_vit", "--data", "fashion-mnist", "-o", "LONG", "--device", "cpu"],
+        ["report", "RECORDS", "-o", "LONG"],
+    ],
+    ids=" ".join,
+)
+def test_names_that_the_system_refuses(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system says of a name that is too long is no bug."""
+    monkeypatch.chdir(tmp_path)
+    append(Path("records.jsonl"), [ordinary()])
+    named = [word.replace("LONG", "a" * 300).replace("RECORDS", "records.jsonl") for word in words]
+    ended = call(*named, curves=True)
+    assert (ended.code, ended.out) == (2, "")
+    assert "a" * 300 in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
+
+
+def test_own_code_that_exits_is_refused(tmp_path: Path) -> None:
+    """Whatever it passes to sys.exit: nothing was checked."""
+    (tmp_path / "net.py").write_text("import sys\n\ndef build():\n    sys.exit(0)\n")
+    ended = call("verify", f"{tmp_path}/net.py:build")
+    assert (ended.code, ended.out) == (2, "")
+    assert "sys.exit(0)" in ended.err
+
+
+def test_output_that_takes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal without a character for a name, and an output that is closed."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    for stream in (out, None):
+        monkeypatch.setattr("sys.stdout", stream)
+        with pytest.raises(SystemExit):
+            app(["recipes", "--fields", "--json", "-q"])
+        print("é")
+        sys.stdout.flush()
+    sys.stdout.close()
+    assert out.buffer.getvalue().endswith(b"\\xe9\n")  # type: ignore[attr-defined]
+
+
+def test_a_usage_error_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise UsageError(f"no {name}")
+
+    monkeypatch.setattr(flopping.training.recipe, "load", refuse)
+    found = CliRunner().invoke(app, ["recipes", "deit3_base"])
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "no deit3_base" in found.stderr
+    assert "recipes --help" in found.stderr
+
+
+def test_what_all_ranks_refuse_is_shown_by_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise SharedUsageError("no such recipe")
+
+    monkeypatch.setattr(flopping.training.recipe, "load", refuse)
+    monkeypatch.setattr("flopping_cli.common.RANK0_SECONDS", 0.0)
+    first, second = (CliRunner().invoke(app, ["recipes", "deit3_base"], env={"RANK": rank}) for rank in "01")
+    assert (first.exit_code, second.exit_code, second.output) == (2, 2, "")
+    assert "no such recipe" in first.stderr
+
+
+def test_a_bug_in_training_names_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = Trainer.save
+
+    def save_and_break(trainer: Trainer, *arguments: Any) -> Path:
+        save(trainer, *arguments)
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Trainer, "save", save_and_break)
+    data, run = image_folder(tmp_path / "data", train=4, test=1, classes=2), tmp_path / "run"
+    options = ["--data", str(data), "-o", str(run), "--device", "cpu", "--workers", "0", "--no-compile", "-q"]
+    changes = [*TINY, "epochs=1", "warmup_epochs=0"]
+    found = CliRunner().invoke(app, ["train", "fashion_vit", *changes, *options], env={"COLUMNS": "300"})
+    assert type(found.exception) is ValueError
+    assert f"The last good checkpoint is '{run}/checkpoints/step-00000002'" in found.stderr
