@@ -332,7 +332,7 @@ def loader(
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each of the three is timed.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.01, max=86400, help="How long each of the three is timed.")] = 10.0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -27,6 +27,7 @@ from flopping.data.order import derive_seed, seed_generators
 from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.files import require_regular
 from flopping.groups import Group, flop, get_group
+from flopping.machine import is_out_of_memory
 from flopping.models import targets
 from flopping.models.arguments import MODEL_ARGS, check_arguments
 from flopping.models.backbone import Backbone
@@ -108,11 +109,16 @@ def _build_registered(recipe: Recipe, name: str, classes: int) -> nn.Module:
     if cfg is not None and cfg.fixed_input_size:
         args.setdefault("img_size", recipe.img_size)
     seed_generators(derive_seed(recipe.seed, "weights"))
-    # RuntimeError: there is less memory than the network takes
-    with as_usage_error(RuntimeError, TypeError, ValueError, context=f"{name} can't be made with {args}"):
-        model: nn.Module = timm.create_model(
-            registered, pretrained=False, num_classes=classes, in_chans=recipe.in_chans, **args
-        )
+    refusal = f"{name} can't be made with {args}"
+    try:
+        with as_usage_error(TypeError, ValueError, context=refusal):
+            model: nn.Module = timm.create_model(
+                registered, pretrained=False, num_classes=classes, in_chans=recipe.in_chans, **args
+            )
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UsageError(f"{refusal}: it takes more memory than there is") from error
     return model
 
 

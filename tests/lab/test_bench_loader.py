@@ -43,3 +43,6 @@ def test_refusals_are_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None
     code, out, err = bench(*TINY, "--data", "fashion-mnist", "--compile")
     assert (code, out) == (2, "")
     assert "no-such-compil" in err
+    code, out, err = bench(*TINY, "--data", "fashion-mnist", "--micro-batch", "5000")
+    assert (code, out) == (2, "")
+    assert "micro-batches of 5000" in " ".join(err.split())

@@ -87,7 +87,7 @@ def build_trainer(job: Job, machine: RunOptions, folder: Path, console: Console)
     micro_batch = job.micro_batch or default_micro_batch(
         recipe.batch_size, 1, MICRO_BATCH[here.device.type], recipe.mixes
     )
-    batch = micro_batch * min(MICRO_BATCHES, recipe.batch_size // micro_batch)
+    batch = micro_batch * min(MICRO_BATCHES, recipe.batch_size // micro_batch) or recipe.batch_size
     recipe = recipe.override([f"precision={precision}", f"batch_size={batch}"])
     images = open_dataset(job.data, "train", job.root)
     trainer = Trainer(
