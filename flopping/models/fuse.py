@@ -143,7 +143,7 @@ def _scale_inputs(layer: Linear, scales: Scales, shift: Tensor | None = None) ->
             more = more if block.bias is None else more + block.bias.double()
             block.bias = nn.Parameter(more.to(block.weight.dtype), requires_grad=False)
         if scale is not None:
-            block.weight.copy_(block.weight.double() * scale.double())
+            block.weight.copy_(block.weight.double() * _like(scale, block))
 
 
 def _scale_outputs(layer: Linear, scales: Scales, shift: OrientedBias | None = None) -> None:
@@ -151,11 +151,17 @@ def _scale_outputs(layer: Linear, scales: Scales, shift: OrientedBias | None = N
     for name, block, scale, degree in zip(layer.names, _blocks(layer), scales, layer.degrees, strict=True):
         if scale is None or block is None:
             continue
-        rows = scale.double().expand(len(block.weight) // degree).repeat(degree)
+        factor = _like(scale, block)
+        rows = factor.expand(len(block.weight) // degree).repeat(degree)
         block.weight.copy_(block.weight.double() * rows[:, None])
         for bias in (block.bias, shift.bias[name] if shift is not None and name in shift.bias else None):
             if bias is not None:
-                bias.copy_(bias.double() * scale.double())
+                bias.copy_(bias.double() * factor)
+
+
+def _like(scale: Tensor, block: nn.Linear) -> Tensor:
+    """In double precision, where the weights are."""
+    return scale.to(block.weight.device, torch.float64)
 
 
 def _blocks(layer: Linear) -> list[Any]:

@@ -36,6 +36,9 @@ def load(target: str, img_size: int | None = None) -> nn.Module:
     A model has a registered name, a name in the paper ("E(ViT-B)"), or a folder: "local-dir:FOLDER". Behind the name
     may stand another group for the same architecture: "E(ViT-B):trivial". A model by name that takes one size of images
     is made for `img_size`.
+
+    >>> load("deit3_flop_test_patch16_64:trivial").layouts[0]
+    Layout(trivial, even=64)
     """
     if target.startswith("local-dir:"):
         with as_usage_error(OSError, ValueError, KeyError, RuntimeError, context=repr(target)):

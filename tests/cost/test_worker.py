@@ -1,12 +1,14 @@
 """One run of a network: modes, precisions, training, memory."""
 
 import pytest
+import timm
 import torch
 from support import networks_to_measure
 from support.measurements import in_setting
 from support.networks_to_measure import Net
 
 from flopping.cost.worker import Run, describe, peak_memory
+from flopping.functional import operation
 
 X = torch.randn(2, 3, 8, 8)
 
@@ -56,3 +58,22 @@ def test_inference_has_no_gradients_and_runs_in_its_precision(dtype: str) -> Non
     Run(model, X, in_setting(mode="eager", dtype=dtype, batch=2))()
     assert seen == [(False, False, dtype == "bfloat16")]
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+@pytest.mark.parametrize("task", ["inference", "training"])
+def test_our_networks_run_in_the_inference_form(task: str) -> None:
+    model = timm.create_model("deit3_flop_test_patch16_64")
+    run = Run(model, torch.randn(2, 3, 64, 64), in_setting(mode="eager", task=task, batch=2))
+    run()
+    first = run.model.get_submodule("blocks.0.ls1")
+    assert isinstance(first, torch.nn.Identity) == (run.model is not model) == (task == "inference")
+
+
+def test_operations_are_compiled_while_their_network_runs() -> None:
+    seen = []
+    model = Net()
+    model.register_forward_hook(lambda *_: seen.append(operation._compiler is not None))
+    for mode in ("operations", "eager"):
+        Run(model, X, in_setting(mode=mode, batch=2))()
+    assert seen == [True, False]
+    assert operation._compiler is None

@@ -99,6 +99,14 @@ def test_same_logits_with_fewer_operations(name: str) -> None:
         assert_equivariant(fused, image)
 
 
+@pytest.mark.parametrize("name", ["vit flop", "vit rot90", "resmlp, quick", "convnext"])
+def test_constants_are_where_the_weights_are(name: str) -> None:
+    """The meta device stands for any that is not the CPU."""
+    with torch.device("meta"):
+        model, image = NETWORKS[name](), torch.empty(2, 3, 32, 32)
+    assert flopping.fuse(model)(image).is_meta
+
+
 def test_nothing_is_left_to_fold() -> None:
     fused = flopping.fuse(randomize_(timm.create_model("deit3_flop_test_patch16_64")))
     assert not any(isinstance(layer, fnn.LayerScale) for layer in fused.modules())
