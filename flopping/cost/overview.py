@@ -72,8 +72,9 @@ def match_names(pattern: str = "*") -> dict[str, str | None]:
     """
     papers = names_in_paper()
     every = {name: papers.get(name) for name in [*papers, *ZOO]}
-    with suppress(ValueError):
-        pattern = registered_name(pattern)  # a name of the paper in any spelling
+    if not set(pattern) & set("*?["):
+        with suppress(ValueError):
+            pattern = registered_name(pattern)  # a name of the paper in any spelling
     return {name: paper for name, paper in every.items() if fnmatch(name, pattern) or fnmatch(paper or "", pattern)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,6 +26,10 @@ POLYNOMIALS: dict[Group, str] = {
 Those of octic are the ones of octic-vits, in their order. Other generators of the same invariants are no linear maps of
 these, and its checkpoints could not be read with them; so this is a table, and not computed from the group.
 """
+_TABLES = {
+    group: tuple(term.partition("-") if "-" in term else term.partition("+") for term in terms.split())
+    for group, terms in POLYNOMIALS.items()
+}
 
 
 def slots(x: Feature, layout: Layout) -> list[Tensor]:
@@ -86,15 +89,13 @@ def polynomials(x: Feature, layout: Layout) -> Feature:
     return torch.cat([*found, *values[layout.group.order :]], -1), *none
 
 
-@lru_cache
 def polynomial_table(group: Group) -> Sequence[tuple[str, str, str]]:
     """Each polynomial of a group as a monomial, a sign and a second monomial, which may both be empty.
 
     >>> polynomial_table(rot90)[3]
     ('122', '-', '133')
     """
-    if group not in POLYNOMIALS:
-        known = ", ".join(str(group) for group in POLYNOMIALS)
+    if group not in _TABLES:
+        known = ", ".join(str(group) for group in _TABLES)
         raise ValueError(f"invariant polynomials are known for {known}, got {group}")
-    terms = POLYNOMIALS[group].split()
-    return tuple(term.partition("-") if "-" in term else term.partition("+") for term in terms)
+    return _TABLES[group]

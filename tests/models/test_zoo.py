@@ -67,7 +67,7 @@ def test_parameters_and_flops_of_octic_networks(paper: str) -> None:
     ("paper", "millions"), [("I(ViT-S)", 16.479), ("I(ViT-B)", 64.661), ("I(ViT-L)", 227.791), ("I(ViT-H)", 473.367)]
 )
 def test_parameters_with_the_linear_handoff(paper: str, millions: float) -> None:
-    params = count_network(paper_names()[paper]).linear_params
+    params = count_network(paper_names()[paper], paper).linear_params
     assert params is not None
     assert round(params / 1e6, 3) == millions
 

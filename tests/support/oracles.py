@@ -77,7 +77,10 @@ def dense_linear(layer: fnn.Linear) -> tuple[Tensor, Tensor]:
         weights = getattr(layer, irrep.name).weight.view(irrep.type.degree, m_out, m_in)
         blocks.append(sum(torch.kron(e, w) for e, w in zip(irrep.endomorphisms, weights, strict=True)))
     bias = getattr(layer, layer.names[0]).bias
-    return torch.block_diag(*blocks), torch.cat([bias, bias.new_zeros(layer.out_layout.dim - len(bias))])
+    shift = blocks[0].new_zeros(layer.out_layout.dim)
+    if bias is not None:
+        shift[: len(bias)] = bias
+    return torch.block_diag(*blocks), shift
 
 
 def regular_basis(layout: Layout) -> Tensor:
