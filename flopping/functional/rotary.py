@@ -96,16 +96,20 @@ def _planes_of_signs(group: Group, starts: list[int], n: int) -> Iterator[Plane]
 
 
 def _planes_of_turns(starts: list[int], n: int) -> Iterator[Plane]:
-    """(A1 + B1, E row) and (A1 - B1, E column); A2 and B2 pair with E turned by 90 degrees: (-column, row)."""
+    """(A1 + B1, E row) and (A1 - B1, E column); A2 and B2 pair with E turned by 90 degrees: (-column, row).
+
+    E is (x, y): its column is x, its row is -y.
+    """
     pairs = _sum_starts(starts)
     plane, components = starts[-1], n * len(pairs)  # copies of E in a head
     for number, both in enumerate(pairs):
         for axis in (0, 1):
-            component = plane + (axis if number == 0 else 1 - axis) * components + number * n
+            upward = (number + axis) % 2 == 0  # y in place of x
+            component = plane + upward * components + number * n
             for copy in range(n):
                 channel, partner = both[axis] + copy, component + copy
                 step = copy * len(pairs) + number
-                yield (partner, channel, axis, step) if (number, axis) == (1, 0) else (channel, partner, axis, step)
+                yield (channel, partner, axis, step) if (number, axis) == (0, 1) else (partner, channel, axis, step)
 
 
 def _sum_starts(starts: list[int]) -> list[tuple[int, int]]:

@@ -187,11 +187,6 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("torch:zeros", 2, "'torch:zeros'"),
     ("vit_tinyy_patch16_224", 2, "closest are"),
     ("Linear --group flap", 2, "unknown group 'flap'"),
-    (
-        "AbsToInvariant --group octic",
-        2,
-        "doesn't support octic; it supports flip, flipflop, flop, rot180",
-    ),
     ("Linear --dtype float8", 2, "float8"),
     ("Linear --img-size 7", 2, "got the layer 'Linear'"),
     ("attention", 2, "'attention'; the closest are Attention"),
