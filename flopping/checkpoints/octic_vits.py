@@ -17,7 +17,7 @@ from flopping.checkpoints import rules
 from flopping.checkpoints.rules import Rule, Source, same
 from flopping.errors import UsageError
 from flopping.functional.grid import Symmetric, basis_of
-from flopping.functional.invariants import polynomial_table
+from flopping.functional.invariants import polynomial_plan
 from flopping.groups import octic
 from flopping.models.sizes import OCTIC_VITS_NORM
 from flopping.models.vision_transformer import VisionTransformer
@@ -148,7 +148,7 @@ def _find_handoff(source: Source, copies: int) -> str:
         return "max_filtering"
     width = source.shape("invariant_proj.weight", 2)[1]
     kinds = {sum(irrep.dim for irrep in octic.irreps) * copies: "power_spectrum"}
-    kinds[len(polynomial_table(octic)) * copies] = "polynomial"
+    kinds[len(polynomial_plan(octic).sums) * copies] = "polynomial"
     if width not in kinds:
         known = " or ".join(f"{n} for {kind}" for n, kind in kinds.items())
         raise UsageError(f"invariant_proj reads {known} of width {octic.order * copies}, got {width}")

@@ -92,7 +92,7 @@ def count_network(name: str, paper: str | None = None) -> Row:
     model = build_on_meta(lambda: timm.create_model(name))
     linear = None
     handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
-    if "invariant" in handoffs.values() and paper in results():
+    if "invariant" in handoffs.values() and names_in_paper().get(name) in results():
         linear = _params(model)
         model = build_on_meta(lambda: timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs")))
     cost = count(lambda: model, model.pretrained_cfg["input_size"])

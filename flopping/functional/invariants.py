@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,10 +27,6 @@ POLYNOMIALS: dict[Group, str] = {
 Those of octic are the ones of octic-vits, in their order. Other generators of the same invariants are no linear maps of
 these, and its checkpoints could not be read with them; so this is a table, and not computed from the group.
 """
-_TABLES = {
-    group: tuple(term.partition("-") if "-" in term else term.partition("+") for term in terms.split())
-    for group, terms in POLYNOMIALS.items()
-}
 
 
 def slots(x: Feature, layout: Layout) -> list[Tensor]:
@@ -63,39 +60,54 @@ def lengths(x: Feature, layout: Layout) -> Feature:
     return torch.cat([even, *found], -1), *none
 
 
+class PolynomialPlan(NamedTuple):
+    """How to compute the polynomials of a group from the |G| numbers of a copy of the regular representation."""
+
+    products: tuple[tuple[int, int], ...]
+    """Which two values make another one, numbered after the others."""
+    sums: tuple[tuple[int, int, int], ...]
+    """For each polynomial a value, a sign, and the value that is added or subtracted; a sign of 0 for none."""
+
+
+@lru_cache
+def polynomial_plan(group: Group) -> PolynomialPlan:
+    """What begins alike is multiplied once.
+
+    >>> polynomial_plan(flop)
+    PolynomialPlan(products=((1, 1),), sums=((0, 0, 0), (2, 0, 0)))
+    """
+    if group not in POLYNOMIALS:
+        known = ", ".join(str(group) for group in POLYNOMIALS)
+        raise ValueError(f"invariant polynomials are known for {known}, got {group}")
+    numbers = {str(i): i for i in range(group.order)}
+    products: list[tuple[int, int]] = []
+
+    def number_of(monomial: str) -> int:
+        if monomial not in numbers:
+            products.append((number_of(monomial[:-1]), numbers[monomial[-1]]))
+            numbers[monomial] = group.order + len(products) - 1
+        return numbers[monomial]
+
+    sums = []
+    for polynomial in POLYNOMIALS[group].split():
+        first, sign, second = polynomial.partition("-" if "-" in polynomial else "+")
+        sums.append((number_of(first), {"": 0, "+": 1, "-": -1}[sign], number_of(second) if sign else 0))
+    return PolynomialPlan(tuple(products), tuple(sums))
+
+
 @operation(recompute=True)
-def polynomials(x: Feature, layout: Layout) -> Feature:
+def polynomials(x: Feature, layout: Layout, plan: PolynomialPlan) -> Feature:
     """The polynomials of the group, each for all copies, and extra channels as they are.
 
-    >>> layout = Layout.regular("flop", 2)
-    >>> polynomials((torch.tensor([-2.0]), torch.tensor([-3.0])), layout)
+    >>> polynomials((torch.tensor([-2.0]), torch.tensor([-3.0])), Layout.regular("flop", 2), polynomial_plan(flop))
     (tensor([-2.,  9.]), tensor([]))
     """
-    values = slots(x, layout)
-    monomials: dict[str, Tensor] = {str(i): value for i, value in enumerate(values[: layout.group.order])}
-
-    def monomial(digits: str) -> Tensor:
-        if digits not in monomials:  # what begins alike is multiplied once
-            monomials[digits] = monomial(digits[:-1]) * monomials[digits[-1]]
-        return monomials[digits]
-
-    found = []
-    for first, sign, second in polynomial_table(layout.group):
-        value = monomial(first)
-        if sign:
-            value = value + monomial(second) if sign == "+" else value - monomial(second)
-        found.append(value)
     _, *none = invariant_only(x)
-    return torch.cat([*found, *values[layout.group.order :]], -1), *none
-
-
-def polynomial_table(group: Group) -> Sequence[tuple[str, str, str]]:
-    """Each polynomial of a group as a monomial, a sign and a second monomial, which may both be empty.
-
-    >>> polynomial_table(rot90)[3]
-    ('122', '-', '133')
-    """
-    if group not in _TABLES:
-        known = ", ".join(str(group) for group in _TABLES)
-        raise ValueError(f"invariant polynomials are known for {known}, got {group}")
-    return _TABLES[group]
+    given = slots(x, layout)
+    values, extra = given[: layout.group.order], given[layout.group.order :]
+    for i, j in plan.products:
+        values.append(values[i] * values[j])
+    found = []
+    for i, sign, j in plan.sums:
+        found.append(values[i] if sign == 0 else values[i] + values[j] if sign > 0 else values[i] - values[j])
+    return torch.cat([*found, *extra], -1), *none

@@ -42,9 +42,9 @@ def layer_norm(
     written_out = plain or any(w is not None and w.requires_grad for w in weights)
     normalise = _normalise_written_out if written_out else _normalise_by_torch
     dims = [layout.irrep_dims[i] for i in used]
-    sizes = [layout.part_dims[i] for i in used]
-    counts = [sizes[0]] * len(sizes) if by_irrep else sizes
-    normed = normalise(exact, dims, sizes, counts, weights[: len(wanted)], bias if used[0] == 0 else None, eps)
+    channels = [layout.part_dims[i] for i in used]
+    counts = [channels[0]] * len(used) if by_irrep else channels
+    normed = normalise(exact, dims, channels, counts, weights[: len(wanted)], bias if used[0] == 0 else None, eps)
     for i, value, w in zip(wanted, normed, weights, strict=False):
         given[i] = value.to(x[i].dtype if w is None else torch.promote_types(x[i].dtype, w.dtype))
     return tuple(given)
@@ -53,7 +53,7 @@ def layer_norm(
 def _normalise_by_torch(
     parts: Sequence[Tensor],
     dims: Sequence[int],
-    sizes: Sequence[int],
+    channels: Sequence[int],
     counts: Sequence[int],
     weights: Sequence[Tensor | None],
     bias: Tensor | None,
@@ -90,7 +90,7 @@ def _normalise_by_torch(
 def _normalise_written_out(
     exact: Sequence[Tensor],
     dims: Sequence[int],
-    sizes: Sequence[int],
+    channels: Sequence[int],
     counts: Sequence[int],
     weights: Sequence[Tensor | None],
     bias: Tensor | None,
@@ -100,8 +100,9 @@ def _normalise_written_out(
     centred = [part - part.mean(-1, keepdim=True) for part in exact]
     squares = [(c * c).sum(-1, keepdim=True) for c in centred]
     joint = [square if d == 1 else square.sum(-2) for square, d in zip(squares, dims, strict=True)]
-    if counts != sizes:
-        joint = [square * (count / size) for square, count, size in zip(joint, counts, sizes, strict=True)]
+    for i, (width, count) in enumerate(zip(channels, counts, strict=True)):
+        if count != width:
+            joint[i] = joint[i] * (count / width)
     scale = (sum(joint[1:], joint[0]) / sum(counts) + eps).rsqrt()
     out: list[Tensor] = []
     for value, d, weight in zip(centred, dims, weights, strict=False):

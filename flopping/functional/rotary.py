@@ -96,20 +96,20 @@ def _planes_of_signs(group: Group, starts: list[int], n: int) -> Iterator[Plane]
 
 
 def _planes_of_turns(starts: list[int], n: int) -> Iterator[Plane]:
-    """Of E = (x, y) = (column, -row), the row pairs with A1 + B1 and the column with A1 - B1.
+    """(A1 + B1, E row) and (A1 - B1, E column); A2 and B2 pair with E turned by 90 degrees: (-column, row).
 
-    A2 + B2 and A2 - B2 pair with (-column, row), which is E turned by 90 degrees.
+    E is (x, y): its column is x, its row is -y.
     """
     pairs = _sum_starts(starts)
     plane, components = starts[-1], n * len(pairs)  # copies of E in a head
     for number, both in enumerate(pairs):
         for axis in (0, 1):
-            component = 1 - axis if number == 0 else axis
-            negated = (number, axis) != (0, 1)
+            upward = (number + axis) % 2 == 0  # y in place of x
+            component = plane + upward * components + number * n
             for copy in range(n):
-                channel, partner = both[axis] + copy, plane + component * components + number * n + copy
+                channel, partner = both[axis] + copy, component + copy
                 step = copy * len(pairs) + number
-                yield (partner, channel, axis, step) if negated else (channel, partner, axis, step)
+                yield (channel, partner, axis, step) if (number, axis) == (0, 1) else (partner, channel, axis, step)
 
 
 def _sum_starts(starts: list[int]) -> list[tuple[int, int]]:

@@ -58,7 +58,9 @@ def sums_of(matrix: Sequence[Sequence[float]]) -> Sums:
             else:
                 sizes[k] = -sizes[k]
             rows[r] = ((k, False),)
-    _turn_differences(pairs, sums, first=max(map(len, matrix), default=0))
+    for k, signs in enumerate(sums):
+        if all(signs.values()):  # -a - b is a + b with a negative size
+            sums[k], sizes[k] = dict.fromkeys(signs, False), -sizes[k]
     scaled = zip(sizes, map(_added_first, sums), strict=True)
     return Sums(tuple(pairs), tuple(scaled), tuple(_added_first(dict(row)) for row in rows))
 
@@ -126,16 +128,3 @@ def _share(sums: list[dict[int, bool]], terms: int) -> tuple[list[Signs], list[d
                 signs[terms + len(pairs)] = signs.pop(i)
                 del signs[j]
         pairs.append(((i, False), (j, opposite)))
-
-
-def _turn_differences(pairs: list[Signs], sums: list[dict[int, bool]], first: int) -> None:
-    """Take differences the other way round where fewer sums then have nothing but negative terms: a sign costs."""
-    for number, ((i, _), (j, opposite)) in enumerate(pairs):
-        term = first + number
-        users = [signs for signs in sums if term in signs]
-        negative = sum(all(signs.values()) for signs in users)
-        turned = sum(all(minus != (k == term) for k, minus in signs.items()) for signs in users)
-        if opposite and turned < negative and not any(term in dict(pair) for pair in pairs):
-            pairs[number] = ((j, False), (i, True))
-            for signs in users:
-                signs[term] = not signs[term]

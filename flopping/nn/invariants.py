@@ -8,7 +8,7 @@ import torch
 
 from flopping import functional
 from flopping.features import Device, Dtype, Feature, Layout
-from flopping.functional.invariants import polynomial_table
+from flopping.functional.invariants import polynomial_plan
 from flopping.nn.linear import Linear
 from flopping.nn.module import Module
 
@@ -77,8 +77,9 @@ class Polynomials(Module):
 
     def __init__(self, layout: Layout) -> None:
         copies, extra = layout.require_regular("Polynomials")
-        dim = len(polynomial_table(layout.group)) * copies + extra
-        super().__init__(layout, Layout.invariant(layout.group, dim))
+        plan = polynomial_plan(layout.group)
+        super().__init__(layout, Layout.invariant(layout.group, len(plan.sums) * copies + extra))
+        self.plan = plan
 
     def forward(self, x: Feature) -> Feature:
-        return functional.polynomials(self.in_layout.parts(x, "Polynomials"), self.in_layout)
+        return functional.polynomials(self.in_layout.parts(x, "Polynomials"), self.in_layout, self.plan)

@@ -159,7 +159,7 @@ REFUSED = {
     "nothing to hand off": (lambda: TINY["vit"](handoffs={0: "invariant"}), "before block 0"),
     "too few channels": (
         lambda: TINY["vit"](group="octic", embed_dim=32, handoffs={2: "abs"}),
-        "(trivial, flop, flip, rot180, flipflop), got octic with E",
+        "got octic with E",
     ),
     "eps of segments": (
         lambda: TINY["vit"](handoffs={2: "abs"}, norm_eps=[1e-6]),
