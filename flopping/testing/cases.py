@@ -63,7 +63,7 @@ LAYERS: dict[str, tuple[str, Build]] = {
     "Mlp": ("rows", lambda s: fnn.Mlp(s.layout)),
     "Mlp (gated)": ("rows", lambda s: fnn.Mlp(s.layout, function=F.silu, gated=True)),
     "Attention": ("tokens", lambda s: fnn.Attention(s.layout, num_heads=2)),
-    "Attention (qk_norm)": ("tokens", lambda s: fnn.Attention(s.layout, num_heads=2, qk_norm=True)),
+    "Attention (qk_norm)": ("tokens", lambda s: fnn.Attention(s.layout, num_heads=1, qk_norm=True)),
     "Attention (rotary)": (
         "tokens",
         lambda s: fnn.Attention(s.layout, num_heads=1, rope=fnn.RotaryEmbed(s.layout, 1, s.grid)),
