@@ -96,20 +96,16 @@ def _planes_of_signs(group: Group, starts: list[int], n: int) -> Iterator[Plane]
 
 
 def _planes_of_turns(starts: list[int], n: int) -> Iterator[Plane]:
-    """(A1 + B1, E row) and (A1 - B1, E column); A2 and B2 pair with E turned by 90 degrees: (-column, row).
-
-    E is (x, y): its column is x, its row is -y.
-    """
+    """E is an arrow (x, y). Rows turn (y, A1 + B1) and (A2 + B2, x), columns turn (A1 - B1, x) and (A2 - B2, y)."""
     pairs = _sum_starts(starts)
     plane, components = starts[-1], n * len(pairs)  # copies of E in a head
     for number, both in enumerate(pairs):
         for axis in (0, 1):
-            upward = (number + axis) % 2 == 0  # y in place of x
-            component = plane + upward * components + number * n
+            component = plane + (1 - axis if number == 0 else axis) * components + number * n
             for copy in range(n):
                 channel, partner = both[axis] + copy, component + copy
                 step = copy * len(pairs) + number
-                yield (channel, partner, axis, step) if (number, axis) == (0, 1) else (partner, channel, axis, step)
+                yield (partner, channel, axis, step) if (number, axis) == (0, 0) else (channel, partner, axis, step)
 
 
 def _sum_starts(starts: list[int]) -> list[tuple[int, int]]:

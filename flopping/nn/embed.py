@@ -209,6 +209,7 @@ class _LearnedTokens(Module):
     def __init__(self, layout: Layout, shape: tuple[int, ...], std: float, device: Device, dtype: Dtype) -> None:
         super().__init__(layout, layout)
         self.std = std
+        self.number = prod(shape)
         self.token = nn.Parameter(torch.empty(*shape, layout.multiplicities[0], device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -219,9 +220,9 @@ class _LearnedTokens(Module):
         x = self.in_layout.parts(x, type(self).__name__, self.leading)
         # in the token's precision, so that under autocast all parts are promoted alike
         even, *others = [torch.zeros_like(part.narrow(1, 0, 1), dtype=self.token.dtype) for part in x]
-        if self.token.dim() == 2:
+        if self.number > 1:
             shapes = self.in_layout.part_shapes[1:]
-            others = [part.expand(-1, self.token.shape[0], *s) for part, s in zip(others, shapes, strict=True)]
+            others = [part.expand(-1, self.number, *shape) for part, shape in zip(others, shapes, strict=True)]
         return tuple(torch.cat(pair, 1) for pair in zip((even + self.token, *others), x, strict=True))
 
 

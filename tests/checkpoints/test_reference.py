@@ -73,7 +73,7 @@ def test_networks_are_told_from_keys_and_shapes(name: str) -> None:
 
 def paper_networks() -> list[str]:
     """The reference code has no ResNets and no rotary positions."""
-    ours = [e for e in ZOO.values() if e.model is not ResNet and "rope" not in e.name]
+    ours = [e for e in ZOO.values() if e.model is not ResNet and "use_rot_pos_emb" not in e.args]
     return [e.name for e in ours if "(" in (e.paper or "") and "group" not in e.args]
 
 
