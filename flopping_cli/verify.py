@@ -82,8 +82,8 @@ def verify(
             kinds = AssertionError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
             refuses = f"{type(model).__name__} refuses --img-size {img_size}"
             with (
-                as_usage_error(*kinds if img_size is not None else (), context=refuses),
                 own_code(f"{target!r} can't be run") if ":" in target else nullcontext(),
+                as_usage_error(*kinds if img_size is not None else (), context=refuses),
             ):
                 x = example_input(model, img_size, precision)
                 run_model(model, x)
