@@ -83,7 +83,7 @@ def verify(
             refuses = f"{type(model).__name__} refuses --img-size {img_size}"
             with (
                 as_usage_error(*kinds if img_size is not None else (), context=refuses),
-                own_code(f"{target!r} can't be run") if ":" in target else nullcontext(),
+                own_code(f"{target!r} can't be run") if ":" in target and img_size is None else nullcontext(),
             ):
                 x = example_input(model, img_size, precision)
                 run_model(model, x)

@@ -216,7 +216,7 @@ def test_a_network_of_ones_own_code(shoes: Path, tmp_path: Path) -> None:
         ("def build(:", "invalid syntax (my_net.py, line 1)"),
         ("1 / 0", "ZeroDivisionError: division by zero (line 1 of"),
         (OWN.replace("nn.Flatten()", "None"), "refuses an image of (1, 28, 28): TypeError: 'NoneType'"),
-        ("def build():\n    return shape()\n\ndef shape():\n    1 / 0", "line 2, in build return shape()"),
+        ("def build(width):\n    return shape()\n\ndef shape():\n    1 / 0", "line 2, in build return shape()"),
     ],
     ids=["classes", "arguments", "no module", "frozen", "no Python", "raises", "refuses", "traceback"],
 )
