@@ -14,11 +14,12 @@ import onnxruntime
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file, save_model
+from safetensors.torch import load_file
 from support.saved_networks import LABELS, TINY, list_files, save_network
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from flopping.checkpoints import weight_files
 from flopping.deploy import FORMATS, CheckFailedError, Exported, ExportError, export, onnx_file, open_classifier
 from flopping.deploy.exporter import TOLERANCE, check, make_images
 from flopping.deploy.formats import describe
@@ -224,8 +225,9 @@ def test_a_wrong_export_leaves_what_was_there(
     wrong = randomize_(timm.create_model("resmlp_test_64", depth=1, num_classes=len(LABELS)), seed=3).eval()
     trace = onnx_file.trace
     monkeypatch.setattr(onnx_file, "trace", lambda _, *others: trace(wrong, *others))
+    write = weight_files.write_safetensors
     monkeypatch.setattr(
-        "flopping.checkpoints.weight_files.save_file", lambda _, path, metadata: save_model(wrong, path, metadata)
+        weight_files, "write_safetensors", lambda file, _, *more: write(file, wrong.state_dict(), *more)
     )
     before = list_files(tmp_path)
     result = CliRunner().invoke(app, ["export", network, "-o", str(target), "--force"])
