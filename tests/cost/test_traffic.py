@@ -105,9 +105,9 @@ def test_a_device_is_found_from_its_times() -> None:
 
 @pytest.mark.long
 def test_the_roofline_of_ordinary_networks_predicts_the_equivariant_ones() -> None:
-    """In the paper's table: all within 21 %, and all but two within 15 %."""
+    """In the paper's table: all within 20 %, and all but one within 15 %."""
     assert astuple(calibrate_on_paper()) == pytest.approx(astuple(A100), rel=0.02)
     misses = sorted(abs(predict(name) / row.throughput - 1) for name, row in results().items() if row.ordinary != name)
     assert len(misses) == 17
-    assert misses[-1] < 0.21
-    assert misses[-3] < 0.15
+    assert misses[-1] < 0.2
+    assert misses[-2] < 0.15
