@@ -1,6 +1,7 @@
 """Shared settings: hypothesis without deadlines (the machine is shared) and the same examples every time; fixtures."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from support.training_runs import Launcher, call, command, image_folder, recipe_
 
 # processes that tests start find `support` too
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# shells start what runs in the background with SIGINT ignored, and tests send it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("flopping", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("flopping")
