@@ -71,7 +71,7 @@ def _scan(path: str, classes: int) -> Iterator[tuple[str, int, int, int]]:
                 if suffix == LABEL:
                     content = shard.extractfile(member)
                     label = content.read() if content else b""
-                elif image is None and is_image_name(f"KEY.{suffix}"):
+                elif image is None and "." not in suffix and is_image_name(f"KEY.{suffix}"):  # no mask KEY.seg.png
                     image = member
             if image is None or not label.strip().isdigit() or int(label) >= classes:
                 there = "no image" if image is None else f"the class {label.decode(errors='replace')!r}"

@@ -19,13 +19,8 @@ from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.groups import Group
 from flopping.models import targets
 from flopping.models.zoo import registered_name
-from flopping.training.networks import (
-    group_to_test,
-    load_timm_pretrained,
-    normalisation_of,
-    open_checkpoint,
-    preparation_of,
-)
+from flopping.training.networks import group_to_test, load_timm_pretrained, open_checkpoint
+from flopping.training.preprocessing import normalisation_of, preparation_of
 
 CPU = torch.device("cpu")
 SEED = 0

@@ -18,7 +18,8 @@ from flopping.files import atomic_write, atomic_write_folder
 from flopping.groups import flop
 from flopping.models.backbone import Backbone
 from flopping.testing import relative_error
-from flopping.training.networks import ignores, normalisation_of
+from flopping.training.networks import ignores
+from flopping.training.preprocessing import normalisation_of
 
 TOLERANCE = 1e-4
 """The largest difference of two logits, as a share of the largest logit, that rounding may account for."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from flopping import nn as fnn
 from flopping.cost.count import count
-from flopping.data.augment import Preparation, create_eval_transform
 from flopping.data.batches import read_evaluation_batches
 from flopping.data.fashion import EMBEDDED, open_fashion_mnist
 from flopping.data.images import ImageDataset
@@ -24,7 +23,8 @@ from flopping.lab.curves import show_curves
 from flopping.lab.demo_figure import draw
 from flopping.testing import randomize_
 from flopping.training.job import Job, RunOptions
-from flopping.training.networks import find_checkpoint, load_checkpoint, normalisation
+from flopping.training.networks import find_checkpoint, load_checkpoint
+from flopping.training.preprocessing import preparation_of
 from flopping.training.recipe import Recipe, load
 from flopping.training.run import has_compiler, train
 from flopping.training.run_log import read_log
@@ -138,9 +138,7 @@ def _test(name: str, recipe: Recipe, run: Path, images: ImageDataset) -> DemoRes
     """Show a trained network the test images and their mirror images."""
     model, _ = load_checkpoint(find_checkpoint(run / "last"))
     model.eval()
-    transform = create_eval_transform(recipe.img_size, recipe.test_crop, recipe.interpolation)
-    cpu = torch.device("cpu")
-    preparation = Preparation(transform, recipe.in_chans, normalisation(recipe, model), cpu, torch.float32)
+    preparation = preparation_of(model, torch.device("cpu"))
     with torch.no_grad():
         batches = [
             (model(batch.images).argmax(1), model(batch.images.flip(-1)).argmax(1), batch.labels)

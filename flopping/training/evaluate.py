@@ -21,7 +21,8 @@ from flopping.data.images import ImageDataset
 from flopping.errors import RunStoppedError, StopRequested, UnreadableDataError, UsageError, pluralize, shorten
 from flopping.groups import Group, trivial
 from flopping.training.distributed import World, init_world
-from flopping.training.networks import group_to_test, open_checkpoint, preparation_of
+from flopping.training.networks import group_to_test, open_checkpoint
+from flopping.training.preprocessing import preparation_of
 
 
 @dataclass(frozen=True)

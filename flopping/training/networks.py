@@ -22,7 +22,7 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 from flopping.checkpoints.weight_files import CONFIG, WEIGHTS, read_config, read_weights
-from flopping.data.augment import Normalisation, Preparation, create_eval_transform
+from flopping.data.augment import Normalisation
 from flopping.data.order import derive_seed, seed_generators
 from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.files import require_regular
@@ -178,13 +178,6 @@ def set_layer_scale(blocks: Sequence[nn.Module], value: float) -> None:
         for name, parameter in block.named_parameters():
             if re.search(r"(^|\.)(gamma(\.\w+)?|ls[12])$", name):
                 nn.init.constant_(parameter, value)
-
-
-def normalisation(recipe: Recipe, model: nn.Module) -> Normalisation:
-    """Mean and deviation of the recipe, or those that the network was made for."""
-    cfg = resolve_model_data_config(model)
-    mean, std = recipe.mean or cfg["mean"], recipe.std or cfg["std"]
-    return Normalisation.for_channels(mean, std, recipe.in_chans)
 
 
 def create_config(model: nn.Module, name: str, recipe: Recipe, normal: Normalisation, labels: Sequence[str]) -> str:
@@ -348,21 +341,3 @@ def load_timm_pretrained(name: str, **arguments: Any) -> nn.Module:
     with as_usage_error(*UNFIT, context=f"the weights of {name!r} can't be downloaded"):
         model: nn.Module = timm.create_model(name, pretrained=True, **arguments)
     return model
-
-
-def preparation_of(
-    model: nn.Module, device: torch.device, input_size: tuple[int, int, int] | None = None
-) -> Preparation:
-    """How a network wants its images in a test, as its own config says; `input_size` if that doesn't know it."""
-    cfg = resolve_model_data_config(model)
-    chans, height, width = input_size or cfg["input_size"]
-    normal = normalisation_of(model, chans)
-    size, crop, interpolation = (height, width), cfg["crop_pct"], cfg["interpolation"]
-    transform = create_eval_transform(size, crop, interpolation, cfg["crop_mode"], normal.mean)
-    return Preparation(transform, chans, normal, device, torch.float32)
-
-
-def normalisation_of(model: nn.Module, chans: int) -> Normalisation:
-    """What a network's pixels are shifted and scaled by, as its own config says, for so many channels."""
-    cfg = resolve_model_data_config(model)
-    return Normalisation.for_channels(cfg["mean"], cfg["std"], chans)

@@ -16,7 +16,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from flopping.checkpoints.weight_files import CONFIG
-from flopping.data.augment import Preparation, Transform, create_eval_transform, create_training_transform
 from flopping.data.batches import (
     DataSource,
     TimedBatches,
@@ -37,7 +36,7 @@ from flopping.errors import (
     shorten,
 )
 from flopping.files import suggest_fix
-from flopping.groups import flop, get_group, trivial
+from flopping.groups import trivial
 from flopping.models.weights import fit_weights
 from flopping.training.checkpoint import Checkpoint, CheckpointManager
 from flopping.training.distributed import StopSignals, World
@@ -48,11 +47,10 @@ from flopping.training.networks import (
     build,
     create_config,
     group_to_test,
-    ignores,
-    normalisation,
     read_initial_classes,
     read_initial_weights,
 )
+from flopping.training.preprocessing import Preprocessing
 from flopping.training.run_log import LogInterval, Progress, RunLog, SyncInterval
 
 MAX_STEPS_PER_SYNC = {"cpu": 1, "cuda": 10}
@@ -86,17 +84,9 @@ class Trainer:
         compiled, shard = machine.compile, machine.shard
         self.learner = Learner(model, recipe, self.sampler, world, shard=shard, compiled=compiled, source=source)
         self.model, self.dtype = model, self.learner.dtype
-        self.flip = 0.0 if ignores(model, flop) else recipe.flip
-        moving = get_group(recipe.symmetry or trivial)
-        self.symmetry = trivial if ignores(model, moving) else moving
-        self.normal = normalisation(recipe, model)
-        fields = ("img_size", "crop_scale", "color_jitter", "augment", "interpolation", "erase")
-        chosen = {name: getattr(recipe, name) for name in fields}
-        preparation = self._preparation(
-            create_training_transform(self.normal, flip=self.flip, symmetry=self.symmetry, **chosen)
-        )
-        self.source = DataSource(train, preparation, self.sampler, machine.workers)
-        self.config = create_config(model, job.model, recipe, self.normal, train.classes)
+        self.preprocessing = Preprocessing(recipe, model, world.device, self.dtype)
+        self.source = DataSource(train, self.preprocessing.for_training(), self.sampler, machine.workers)
+        self.config = create_config(model, job.model, recipe, self.preprocessing.normal, train.classes)
         self.manager = CheckpointManager(folder)
         self.progress = Progress()
         self.unreadable = UnreadableImages(train, test, world, machine.unreadable_share)
@@ -125,9 +115,6 @@ class Trainer:
                 self.console.print(f"--init {job.init}: {shorten(notes, 3)}", highlight=False, markup=False)
         assert model is not None
         return model, source
-
-    def _preparation(self, transform: Transform) -> Preparation:
-        return Preparation(transform, self.recipe.in_chans, self.normal, self.world.device, self.dtype)
 
     def run(self) -> Accuracy:
         """Train from the last checkpoint, or from the beginning, to the end, and test."""
@@ -264,8 +251,7 @@ class Trainer:
         """Accuracy on the test images; at the end of the run also mirrored and turned."""
         self.model.eval()
         self.unreadable.tests.clear()
-        transform = create_eval_transform(self.recipe.img_size, self.recipe.test_crop, self.recipe.interpolation)
-        preparation, world = self._preparation(transform), self.world
+        preparation, world = self.preprocessing.for_testing(), self.world
         batch_size, workers = self.machine.test_batch, self.machine.workers
         batches = read_evaluation_batches(self.test, preparation, batch_size, workers, world.rank, world.size)
         try:
@@ -402,16 +388,7 @@ class Trainer:
             f" {pluralize(order.steps, 'step')}; batch"
             f" {order.batch_size} ({each})"
         )
-        mixed = " before they are mixed" if recipe.mixes else ""
-        if recipe.flip and not self.flip:
-            self.log.say(
-                "Mirroring an image changes neither loss nor gradients of this network, so images are not mirrored at"
-                f" random{mixed}."
-            )
-        if recipe.symmetry and self.symmetry == trivial:
-            self.log.say(
-                f"No element of {recipe.symmetry} changes loss or gradients of this network, so images are not moved"
-                f" at random{mixed}."
-            )
+        for note in self.preprocessing.describe_left_out():
+            self.log.say(note)
         if self.progress.step:
             self.log.say(f"Resumed after step {self.progress.step} of {self.steps}.")

@@ -71,6 +71,14 @@ def test_table_shows_layers_to_a_depth() -> None:
     assert "blocks.3.attn" not in deeper
 
 
+@pytest.mark.parametrize("name", [NAME, "convnext_flop_test"])
+def test_other_sizes_of_images(name: str) -> None:
+    """A network of one size is made for the one that is asked for."""
+    (whole,) = objects(name, "--img-size", "96", "--depth", "0")
+    model = timm.create_model(name, **({"img_size": 96} if name == NAME else {}))
+    assert whole["macs"] == count(model, (3, 96, 96)).macs
+
+
 def test_your_own_module(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(

@@ -155,6 +155,27 @@ def test_building_leaves_out_only_how_weights_start() -> None:
     assert kinds[0] == kinds[1]
 
 
+def test_operations_are_worked_out_once() -> None:
+    """Blocks of the same shape cost no more time; another shape or another type of number is another operation."""
+    calls = []
+
+    @torch.library.custom_op("flopping_test::seen", mutates_args=())
+    def seen(x: Tensor, scale: float) -> Tensor:
+        return x.clone()
+
+    @seen.register_fake
+    def _(x: Tensor, scale: float) -> Tensor:
+        calls.append((x.shape, x.stride(), x.dtype, scale))
+        return torch.empty_like(x)
+
+    def run(x: Tensor) -> None:
+        for y, scale in [(x, 1.0)] * 5 + [(x.mT, 1.0), (x.half(), 1.0), (x[..., :3], 1.0), (x, 2.0)]:
+            seen(y, scale)
+
+    assert count(lambda: Call(run), (6, 6), costs={"flopping_test::seen": 1}).flops == 8 * 36 + 18
+    assert len(calls) == len(set(calls)) == 5
+
+
 def test_work_is_that_of_one_sample_and_work_on_weights_is_shared_by_the_batch() -> None:
     model = timm.create_model("test_vit", num_classes=5)
     assert count(model, (3, 160, 160), batch=1) == count(model, (3, 160, 160), batch=64)

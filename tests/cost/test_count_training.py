@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from support.counting import Call
@@ -62,6 +63,19 @@ def test_layers_inside_are_as_layers_alone() -> None:
     assert step.flops == step.layers["layer"].flops
 
 
+@pytest.mark.parametrize("name", ["resmlp_flop_test_64", "convnext_flop_test"])
+def test_matrices_are_all_inside_layers(name: str) -> None:
+    """A step has thrice the multiply-adds of a forward pass, less the gradient of the image."""
+    model = timm.create_model(name, drop_path_rate=0.1)
+    step = count(model, (3, 64, 64), batch=2, training=True)
+    for prefix in ("", "blocks." if name.startswith("resmlp") else "stages."):
+        inner = [layer for path, layer in step.layers.items() if path.rpartition(".")[0] == prefix.rstrip(".")]
+        assert step.layers.get(prefix.rstrip("."), step).macs == sum(layer.macs for layer in inner)
+    forward = count(model, (3, 64, 64), batch=2)
+    assert 2 < step.macs / forward.macs < 3
+    assert set(forward.layers) <= set(step.layers)
+
+
 @pytest.mark.parametrize("layer", ["dropout", "drop path"])
 def test_dropping_is_counted_in_training_only(layer: str) -> None:
     layout = Layout.regular(flop, 8)
@@ -71,6 +85,12 @@ def test_dropping_is_counted_in_training_only(layer: str) -> None:
     step = count(model, ((3, 4), (3, 4)), training=True)
     # numbers times mask there and back; the mask over 1 - p is as large as the numbers, or one per sample
     assert step.layers["1"].flops == 2 * 24 + (24 if layer == "dropout" else 1)
+
+
+def test_weights_used_twice_add_their_gradients() -> None:
+    step = count(Call(lambda layer, x: layer(layer(x)), layer=nn.Linear(6, 6, bias=False)), (6,), training=True)
+    assert step.macs == 5 * 36
+    assert step.layers["layer"] == Count(5 * 36, 5 * 36 + 36)  # both uses are in the layer, so the sum is too
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -100,6 +120,16 @@ def test_recomputed_work_is_counted_where_it_is_done() -> None:
     assert saving.layers["1.0"].macs == plain.layers["1.0"].macs + 48
     assert saving.layers["1.1"].flops == plain.layers["1.1"].flops + 8 * 8
     assert {p: saving.layers[p] for p in ("0", "1.2", "2")} == {p: plain.layers[p] for p in ("0", "1.2", "2")}
+
+
+def test_outputs_of_any_structure_and_without_gradients() -> None:
+    def outputs(layer: nn.Module, x: Tensor) -> dict[str, Any]:
+        y = layer(x)
+        return {"a": [y, x], "b": (y * 2, torch.arange(3))}
+
+    step = count(Call(outputs, layer=nn.Linear(4, 4, bias=False)), (4,), training=True)
+    assert (step.macs, step.flops) == (32, 32 + 4 + 4 + 4)  # y * 2 there and back, and the sum of two gradients
+    assert count(nn.Identity(), (4,), training=True) == Count(0, 0)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

@@ -80,6 +80,13 @@ def test_last_previous_and_best_are_kept(manager: CheckpointManager) -> None:
     assert_newest(manager, 60)
 
 
+def test_a_run_without_tests_has_no_best_and_steps_are_in_the_order_of_numbers(manager: CheckpointManager) -> None:
+    for step in (99_999_999, 100_000_000, 100_000_001):
+        write(manager, step)
+    assert not (manager.run / "best").is_symlink()
+    assert steps(manager) == [100_000_001, 100_000_000]
+
+
 def test_other_files_are_left_alone(manager: CheckpointManager) -> None:
     (manager.run / "last").mkdir()
     (manager.run / "last" / "mine.txt").write_text("mine")
@@ -256,6 +263,16 @@ def test_invalid_manifest_is_refused(manager: CheckpointManager, text: str) -> N
     assert newest is not None
     assert newest.step == 10
     assert len(problems) == 1
+
+
+def test_a_file_in_place_of_a_checkpoint_is_replaced(manager: CheckpointManager) -> None:
+    write(manager, 10)
+    manager.step_folder(20).write_text("a file")
+    assert manager.find_newest()[1] != []
+    manager.step_folder(20).write_text("a file")
+    write(manager, 20)
+    assert_newest(manager, 20)
+    assert names(manager) == ["corrupted-step-00000020", "step-00000010", "step-00000020"]
 
 
 class Malice:

@@ -81,7 +81,7 @@ def test_the_number_of_processes_changes_nothing(session: Session, way: str) -> 
 
 @pytest.mark.parametrize(("name", "run"), [("resumed", "vit/then-sharded"), ("uneven", "uneven/then-both")])
 def test_a_run_of_one_process_goes_on_with_two(session: Session, name: str, run: str) -> None:
-    """Also if they share a batch unevenly: a rank without a micro-batch of its own counts for nothing."""
+    """Also on shards, and if a batch is shared unevenly: a rank without a micro-batch of its own counts for nothing."""
     results = session.of(name)
     assert [result["code"] for result in results] == [0, 0]
     assert f"Resumed after step {STEPS - 1}" in results[0]["stderr"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from functools import cache
@@ -276,6 +277,18 @@ def test_a_run_is_not_overwritten(tmp_path: Path, small: list[str]) -> None:
         assert ended.code == 2, ended.err
         assert message in ended.err
     assert contents(tmp_path / "run") == before
+
+
+def test_a_run_whose_precision_the_machine_chose_is_resumed(tmp_path: Path, small: list[str]) -> None:
+    """float16 is for GPUs; a CPU takes float32, also the second time. Where there is no run yet, one is started."""
+    (tmp_path / "run" / ".run.json.abc").mkdir(parents=True)  # of one that was killed as it began
+    first = call(*small, "precision=float16", "--resume")
+    assert first.code == 0, first.err
+    assert {*os.listdir(tmp_path / "run")} == {".lock", "best", "checkpoints", "last", "log.jsonl", "run.json"}
+    assert "precision: float32" in json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]
+    again = call(*small, "precision=float16", "--resume")
+    assert again.code == 0, again.err
+    assert again.result == first.result
 
 
 def test_killed_before_the_first_checkpoint(tmp_path: Path, launcher: Launcher, small: list[str]) -> None:
