@@ -58,9 +58,9 @@ def sums_of(matrix: Sequence[Sequence[float]]) -> Sums:
             else:
                 sizes[k] = -sizes[k]
             rows[r] = ((k, False),)
-    for k, signs in enumerate(sums):
-        if all(signs.values()):  # -a - b is a + b with a negative size
-            sums[k], sizes[k] = dict.fromkeys(signs, False), -sizes[k]
+    for k, terms in enumerate(sums):
+        if all(terms.values()):  # -a - b is a + b with a negative size
+            sums[k], sizes[k] = dict.fromkeys(terms, False), -sizes[k]
     scaled = zip(sizes, map(_added_first, sums), strict=True)
     return Sums(tuple(pairs), tuple(scaled), tuple(_added_first(dict(row)) for row in rows))
 
