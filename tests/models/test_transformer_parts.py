@@ -133,6 +133,7 @@ def test_trivial_group_is_timms_dinov3(qk_norm: bool) -> None:
             assert relative_error(ours.forward_features(image), theirs.forward_features(image)) < 1e-5
 
 
+@pytest.mark.long
 def test_compiled_at_two_sizes() -> None:
     """No graph breaks; the tables of the second size are computed in its graph."""
     model = build(**ALL, dynamic_img_size=True).eval()

@@ -153,7 +153,8 @@ def flopping(folder: Path, words: Sequence[str], given: bytes = b"") -> Ran:
     if name not in SMALL:
         raise AssertionError(f"no rule for 'flopping {name}' in {__file__}")
     small, asked = SMALL[name], make_inputs(folder, words[1:])
-    if (name == "models" and len(asked) > 1) or (name == "show" and "--model" in asked):
+    named = name == "models" and len(asked) > 1 and asked[1] != "--wide"
+    if named or (name == "show" and "--model" in asked):
         small = ()
     if name in ("train", "bench loader"):
         parse(["flopping", *asked])
