@@ -11,10 +11,14 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from flopping.errors import UsageError
 
 T = TypeVar("T")
+MAX_CHARACTERS = 100_000
+MAX_DEPTH = 20
+"""Limits of a file. ruamel.yaml is slow on large files and takes quadratic time on nested ones."""
 
 
 def _yaml() -> YAML:
@@ -35,7 +39,10 @@ def parse_yaml(text: str) -> Any:
     ...
     flopping.errors.UsageError: line 2: found duplicate key "lr" with value "2" (original value: "1")
     """
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"the text is at most {MAX_CHARACTERS} characters long, got {len(text)}")
     try:
+        _require_simple(text)
         return _yaml().load(text)
     except MarkedYAMLError as error:
         problem = str(error.problem).replace("'<stream end>'", "the end")
@@ -45,10 +52,21 @@ def parse_yaml(text: str) -> Any:
         raise UsageError(f"line {(error.problem_mark or error.context_mark).line + 1}: {problem}{hint}") from error
     except YAMLError as error:
         raise UsageError(" ".join(str(error).split())) from error
-    except (ValueError, OverflowError, RecursionError) as error:  # of numbers, dates and deep nesting
-        raise UsageError(str(error)) from error
+    except (ValueError, OverflowError) as error:  # of numbers and dates
+        raise error if isinstance(error, UsageError) else UsageError(str(error)) from error
     except (KeyError, TypeError, AttributeError, IndexError) as error:  # of a tag that doesn't fit, as !!bool x
         raise UsageError(f"a value doesn't fit its tag ({type(error).__name__}: {error})") from error
+
+
+def _require_simple(text: str) -> None:
+    """Refuse aliases, which can stand for very large values, and deep nesting."""
+    depth = 0
+    for event in _yaml().parse(text):
+        if isinstance(event, AliasEvent):
+            raise UsageError(f"line {event.start_mark.line + 1}: *{event.anchor} is refused: write the value out")
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise UsageError(f"line {event.start_mark.line + 1}: nested more than {MAX_DEPTH} levels deep")
 
 
 def format_yaml(value: Any) -> str:

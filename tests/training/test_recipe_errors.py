@@ -15,7 +15,7 @@ from timm.data import create_transform
 from flopping.errors import UsageError
 from flopping.files import LARGEST_TEXT
 from flopping.training.recipe import SYNONYMS, About, Recipe, documentation, load, read
-from flopping.training.schema import format_yaml, parse_yaml
+from flopping.training.schema import MAX_CHARACTERS, format_yaml, parse_yaml
 
 SMALL = """
 family: ViT
@@ -43,11 +43,13 @@ FILES = {
     "lr: [1": ["line 1", "','"],
     "about:\n\tsource: me": ["line 2", "'\\t'", "indent by spaces"],
     SMALL + "lr: 1e-3\n": ["line 7", '"lr"'],
+    "lr: &rate 1\nmin_lr: *rate\n": ["line 2", "*rate"],
     "lr: 1\n---\nlr: 2\n": ["line 2", "another document"],
     "lr: !!python/name:os.system": ["line 1", "python/name:os.system"],
     "lr: \x00": ["#x0000"],
     "lr: !!bool x": ["tag", "'x'"],
-    "[" * 1_000: ["recursion"],
+    "[" * 1_000: ["line 1", "20 levels"],
+    "lr: 1\n" + "#" * MAX_CHARACTERS: [str(MAX_CHARACTERS)],
     SMALL + "warmup_epoch: 1": ["'warmup_epoch'", "did you mean 'warmup_epochs'?"],
     SMALL + "7: 0.1": ["'7'", "there are about, family, model,"],
     SMALL + "about: me": ["about", "'me'"],
