@@ -61,11 +61,11 @@ def train(recipe: str, data: Path, run: Path, *more: str) -> Ended:
 @pytest.mark.long
 def test_a_few_hundred_images(shoes: Path, tmp_path: Path) -> None:
     """The accuracies that the headers of the two recipes state, from random weights and from those of other clothes."""
-    scratch = train("small_data", shoes, tmp_path / "scratch", *TO_SMALL, "lr=3e-3")
+    scratch = train("small_data", shoes, tmp_path / "scratch", *TO_SMALL)
     assert scratch.result["top1"] >= 80
     others = fashion_folder(tmp_path / "others", OTHERS, 400)
-    train("small_data", others, tmp_path / "others-run", *TO_SMALL, "lr=3e-3", "epochs=10")
-    tuned = train("finetune", shoes, tmp_path / "tuned", *TO_SMALL, "lr=3e-3", "--init", str(tmp_path / "others-run"))
+    train("small_data", others, tmp_path / "others-run", *TO_SMALL, "epochs=10")
+    tuned = train("finetune", shoes, tmp_path / "tuned", *TO_SMALL, "--init", str(tmp_path / "others-run"))
     assert tuned.result["top1"] >= 83
     assert "head.weight (4, 32) left out" in tuned.err
 
