@@ -28,7 +28,7 @@ class Source(dict[str, Tensor]):
     def shape(self, key: str, axes: int) -> tuple[int, ...]:
         shape = tuple(self.find(key).shape)
         if len(shape) != axes:
-            raise UsageError(f"{key} has {axes} axes in the reference code, got shape {shape}")
+            raise UsageError(f"{key} has {axes} axes in such checkpoints, got shape {shape}")
         return shape
 
     def depth(self, prefix: str) -> int:
@@ -52,7 +52,7 @@ def find_heads(width: int, num_heads: int | None) -> int:
     if num_heads is None and width not in _HEADS:
         known = ", ".join(f"{w}: {h}" for w, h in sorted(_HEADS.items()))
         raise UsageError(f"shapes don't tell the heads of a width of {width} (known: {known}): say num_heads")
-    return num_heads or _HEADS[width]
+    return _HEADS[width] if num_heads is None else num_heads
 
 
 def same(value: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def translate_weights(source: Source, rules: tuple[Rule, ...]) -> dict[str, tupl
         else:
             strange.append(key)
     if strange:
-        raise UsageError(f"the reference code has no such weights: {', '.join(sorted(strange)[:4])}")
+        raise UsageError(f"no network that can be converted has such weights: {', '.join(sorted(strange)[:4])}")
     found = {}
     for (name, change), keys in groups.items():
         # in half precision, factors would round

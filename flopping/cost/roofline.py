@@ -46,9 +46,7 @@ A100 = Device(1.24e14, 6.43e11, 9.67e12)
 """The same as the paper's ordinary networks see it: `calibrate_on_paper` gives this."""
 
 
-def calibrate(
-    networks: Mapping[str, Sequence[Kernel]], seconds: Mapping[str, float], start: Device = DATA_SHEET
-) -> Device:
+def calibrate(networks: Mapping[str, Sequence[Kernel]], seconds: Mapping[str, float]) -> Device:
     """The device on which networks take the given seconds: the least squares of relative errors.
 
     Each of its three numbers is changed in turn, by ever smaller factors, as long as that helps.

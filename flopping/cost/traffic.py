@@ -194,10 +194,12 @@ def compiled_kernels(model: nn.Module, x: Tensor) -> list[Kernel]:
     blocks = find_blocks(model)
     inputs: list[tuple[Any, ...]] = []
     handles = [block.register_forward_pre_hook(lambda _, args: inputs.append(args)) for block in blocks]
-    with torch.no_grad():
-        model(x)
-    for handle in handles:
-        handle.remove()
+    try:
+        with torch.no_grad():
+            model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
     found = []
     *others, last = blocks
     kinds = group_blocks(blocks) if len(inputs[-1]) == 1 else [*group_blocks(others), [last]]  # it is told what is read

@@ -138,8 +138,8 @@ def _rank(
     ranked = tuple(Ranked(labels[number], number, share, logit) for number, share, logit in columns)
     moved = {}
     for element, other in zip(elements[1:], rows[1:], strict=True):
-        first = int(other.argmax())
-        moved[element] = Moved(first == ranked[0].number, labels[first], (row - other).abs().max().item())
+        first = int(other.argmax())  # of equal logits `topk` may choose another one
+        moved[element] = Moved(first == int(row.argmax()), labels[first], (row - other).abs().max().item())
     return Prediction(name, ranked, moved)
 
 

@@ -40,11 +40,14 @@ def layer_norm(
     # take no gradients, as the inference form: a trace, which may be trained, gives the same bits as its network
     plain = torch.compiler.is_compiling() or is_symbolic(x) or torch.is_grad_enabled() or exact[0].is_meta
     written_out = plain or any(w is not None and w.requires_grad for w in weights)
-    normalise = _normalise_written_out if written_out else _normalise_by_torch
     dims = [layout.irrep_dims[i] for i in used]
     channels = [layout.part_dims[i] for i in used]
     counts = [channels[0]] * len(used) if by_irrep else channels
-    normed = normalise(exact, dims, channels, counts, weights[: len(wanted)], bias if used[0] == 0 else None, eps)
+    shift = bias if used[0] == 0 else None
+    if written_out:
+        normed = _normalise_written_out(exact, dims, channels, counts, weights[: len(wanted)], shift, eps)
+    else:
+        normed = _normalise_by_torch(exact, dims, counts, weights[: len(wanted)], shift, eps)
     for i, value, w in zip(wanted, normed, weights, strict=False):
         given[i] = value.to(x[i].dtype if w is None else torch.promote_types(x[i].dtype, w.dtype))
     return tuple(given)
@@ -53,7 +56,6 @@ def layer_norm(
 def _normalise_by_torch(
     parts: Sequence[Tensor],
     dims: Sequence[int],
-    channels: Sequence[int],
     counts: Sequence[int],
     weights: Sequence[Tensor | None],
     bias: Tensor | None,
@@ -109,5 +111,7 @@ def _normalise_written_out(
         value = value * (scale if d == 1 else scale.unsqueeze(-2))
         if weight is not None:
             value = torch.addcmul(bias, value, weight) if bias is not None and not out else value * weight
+        elif bias is not None and not out:
+            value = value + bias
         out.append(value)
     return out

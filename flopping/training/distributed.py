@@ -184,12 +184,13 @@ def init_world(device_name: str) -> Iterator[World]:
 def compile_network(network: nn.Module, shard: bool) -> None:
     """Compile the blocks of a network, since one graph serves all that are alike, or the network as a whole.
 
-    It is compiled as a whole where most blocks differ, as with stochastic depth that rises; sharded blocks never are.
+    It is compiled as a whole where most blocks differ, as with stochastic depth that rises. A sharded network is always
+    compiled block by block; one without blocks is not compiled.
     """
     blocks = find_blocks(network)
-    if shard or 0 < 2 * len(group_blocks(blocks)) <= len(blocks):
+    if blocks and (shard or 2 * len(group_blocks(blocks)) <= len(blocks)):
         compile_blocks(network, dynamic=False)  # the same code whichever size of batches comes first
-    else:
+    elif not shard:
         network.compile(dynamic=False)
 
 

@@ -87,16 +87,16 @@ def accuracy(
             with precision():
                 logits = forward(x).to(dtype)
             classes = logits.shape[1]
-            best = logits.topk(min(5, logits.shape[1])).indices
-            hits = best == labels[:, None]
+            first = logits.argmax(1)  # of equal logits `topk` may choose another one
+            among_best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
-            counts = [counted.sum(), hits[:, 0].sum(), hits.sum(), loss]
+            counts = [counted.sum(), (first == labels).sum(), among_best.sum(), loss]
             any_changed = torch.zeros_like(counted)
             for_elements = []
             for element in range(1, group.order):
                 with precision():  # contiguous, because compiled code is made for one order of strides
                     other = forward(group.act(element, x).contiguous()).argmax(1)
-                changed = (other != best[:, 0]) & counted
+                changed = (other != first) & counted
                 any_changed |= changed
                 for_elements += [(other == labels).sum(), changed.sum()]
             counts += [any_changed.sum(), *for_elements]

@@ -38,7 +38,8 @@ def draw_over_time(rows: list[Row]) -> Figure:
             _draw_pair(axes, [row for row in rows if row.pair.name == name])
             axes.set_xlabel("training time (minutes)")
         grid[0].set_ylabel("top-1 on test images (%)")
-        names = {row.place: f"{'X' if row.arm.ordinary else 'E(X)'}{row.note}" for row in rows}
+        kinds = {row.place: row.arm.label or ("X" if row.arm.ordinary else "E(X)") for row in rows}
+        names = {row.place: f"{kinds[row.place]}{row.note}" for row in rows}
         handles = [
             Line2D([], [], color=INK, ms=6, lw=0.8, label=name, **MARKS[place]) for place, name in sorted(names.items())
         ]

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any
 
 import torch
@@ -71,8 +70,6 @@ class Finished:
     job: Job
     command: str
     classes: int
-    wall: float
-    """Seconds since it was started or resumed, with compiling, tests and checkpoints."""
     machine: Machine
     tests: list[dict[str, Any]]
     """The events of its log after every epoch."""
@@ -112,6 +109,8 @@ class Experiment:
         kinds = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
         with as_usage_error(*kinds, context=str(path / SETTINGS)):
             found = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+            if found["format"] != FORMAT:
+                raise UsageError(f"it is of another version ({found['format']!r}, not {FORMAT!r}): name another folder")
             paces = {name: _read_pace(**pace) for name, pace in found.pop("paces").items()}
             same = os.path.realpath(found["data"]) == os.path.realpath(data)
             if same and {**found, "data": data} == self._settings():
@@ -168,7 +167,7 @@ class Experiment:
 
     def _train(self, run: Run, options: Sequence[str], device: str) -> None:
         """Start or resume a run, wait for it, and record what is not in its own files."""
-        folder, started = self.path / run.name, monotonic()
+        folder = self.path / run.name
         words = ["train", run.pair.recipe, *run.changes(self.epochs(run)), "--model", run.model, "--data", self.data]
         words += ["-o", str(folder), "--group", self.plan.group, "--resume", *options]
         process = subprocess.Popen(
@@ -184,7 +183,7 @@ class Experiment:
         if code:
             raise RunStoppedError(f"{run.name} ended with code {code}; its output is above. {AGAIN}")
         config = json.loads((find_checkpoint(folder) / CONFIG).read_text(encoding="utf-8"))
-        content = {"command": shlex.join(["flopping", *words]), "wall": monotonic() - started}
+        content: dict[str, Any] = {"command": shlex.join(["flopping", *words])}
         content |= {"classes": config["num_classes"], "machine": asdict(this_machine(device))}
         _write_json(folder / FINISHED, content)
         if received:
