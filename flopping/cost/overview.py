@@ -13,7 +13,7 @@ from torch import nn
 from flopping.cost.count import count
 from flopping.cost.meta import build_on_meta
 from flopping.models import ZOO, names_in_paper, registered_name
-from flopping.models.paper import Published, published, results
+from flopping.models.paper import Published, published
 from flopping.nn import DepthwiseConv2d
 
 TOLERANCE = 0.005
@@ -92,7 +92,7 @@ def count_network(name: str, paper: str | None = None) -> Row:
     model = build_on_meta(lambda: timm.create_model(name))
     linear = None
     handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
-    if "invariant" in handoffs.values() and names_in_paper().get(name) in results():
+    if "invariant" in handoffs.values() and group_of(name) == "flop":
         linear = _params(model)
         model = build_on_meta(lambda: timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs")))
     cost = count(lambda: model, model.pretrained_cfg["input_size"])
