@@ -92,7 +92,7 @@ def count_network(name: str, paper: str | None = None) -> Row:
     model = build_on_meta(lambda: timm.create_model(name))
     linear = None
     handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
-    if "invariant" in handoffs.values() and ZOO[name].group == "flop":
+    if "invariant" in handoffs.values() and group_of(name) == "flop":
         linear = _params(model)
         model = build_on_meta(lambda: timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs")))
     cost = count(lambda: model, model.pretrained_cfg["input_size"])
