@@ -112,7 +112,7 @@ class ToInvariant(Module):
         if invariants != "linear" and invariants not in layers:
             raise ValueError(f"invariants are one of linear, {', '.join(layers)}, got {invariants!r}")
         width = layout.multiplicities[0]
-        self.invariants: nn.Module = nn.Identity()
+        self.invariants: nn.Module | None = None
         if invariants in layers:
             found = layers[invariants]()
             self.invariants, width = found, found.out_layout.dim
@@ -120,7 +120,7 @@ class ToInvariant(Module):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ToInvariant")
-        even, *none = functional.invariant_only(self.invariants(x))
+        even, *none = functional.invariant_only(x if self.invariants is None else self.invariants(x))
         return self.linear(even), *none
 
 
