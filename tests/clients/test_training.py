@@ -22,11 +22,10 @@ from transformers import (
     TimmWrapperForImageClassification,
 )
 
+from flopping.lab.doctor import networks
 from flopping.testing import randomize_, relative_error
 
 X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-NETWORKS = ("deit3_flop_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_test")
-"""Those that take images of 64 pixels; ResNets take 65."""
 UNUSED = ("norm.", "head.")
 """Parameters after the last map, which decoders don't use."""
 
@@ -104,7 +103,7 @@ def test_faster_rcnn_trains(page: SimpleNamespace) -> None:
     assert set(detector([image[0]])[0]) == {"boxes", "labels", "scores"}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", networks())
 def test_timm_wrapper_round_trip(name: str, tmp_path: Path) -> None:
     model = TimmWrapperForImageClassification(TimmWrapperConfig(architecture=name, num_labels=5))
     randomize_(model).eval()
@@ -116,7 +115,7 @@ def test_timm_wrapper_round_trip(name: str, tmp_path: Path) -> None:
     assert not without_gradient(again)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", networks())
 def test_timm_backbone(name: str) -> None:
     config = TimmBackboneConfig(backbone=name, out_indices=[0, 1, 2, 3], use_pretrained_backbone=False)
     backbone = randomize_(TimmBackbone(config)).eval()
@@ -126,7 +125,7 @@ def test_timm_backbone(name: str) -> None:
     assert all("norm" in n or "head" in n for n in without_gradient(backbone))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", networks())
 def test_int8(name: str) -> None:
     model = randomize_(timm.create_model(name, num_classes=7)).eval()
     small = quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
@@ -136,7 +135,7 @@ def test_int8(name: str) -> None:
     assert relative_error(small(X.flip(-1)), small(X)) < 0.2
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", networks())
 def test_layer_decay(name: str) -> None:
     """Rates fall from the head to the stem, every parameter is in one group, and a step keeps the mirror."""
     model = randomize_(timm.create_model(name, num_classes=7))
