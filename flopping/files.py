@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from flopping.errors import UsageError
+from flopping.errors import UsageError, as_usage_error
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The system's errors for a full disk."""
+LARGEST_TEXT = 2**22
+"""Bytes of a recipe or of a description in JSON."""
 
 
 def suggest_fix(error: OSError) -> str:
@@ -39,94 +43,57 @@ class WriteError(OSError):
 
 
 @contextmanager
-def _scratch_folder(path: Path) -> Iterator[Path]:
-    """A new folder beside a path, deleted afterwards. Errors of writing in it are raised as `WriteError`."""
-    scratch: Path | None = None
+def atomic_write(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """A place to write a file, or a folder of files, to. When the block ends without an error, it replaces the path.
+
+    What is written is on the disk before it gets its name. A link stays, and the file it leads to is replaced. An error
+    of the system while writing is a `WriteError`.
+
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     with atomic_write(Path(parent, "a.txt")) as place:
+    ...         _ = place.write_text("all of it")
+    ...     with atomic_write(Path(parent, "new"), folder=True) as place:
+    ...         _ = place.joinpath("b.txt").write_text("all of it")
+    ...     Path(parent, "a.txt").read_text(), sorted(os.listdir(parent)), os.listdir(Path(parent, "new"))
+    ('all of it', ['a.txt', 'new'], ['b.txt'])
+    """
+    target, scratch = path.resolve(), None
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.resolve().name}.", dir=path.resolve().parent) as folder:
-            scratch = Path(folder)
-            yield scratch
+        # in a folder of its own, because an interrupted writer may leave files of any name
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
+            scratch = Path(name)
+            place = scratch / target.name
+            if folder:
+                place.mkdir()
+            yield place
+            for file in place.iterdir() if folder else [place]:
+                with open(file, "rb") as written:
+                    os.fsync(written.fileno())
+            _replace(place, target, scratch / f"{target.name}.old")
     except (BrokenPipeError, WriteError):
         raise  # of something else
     except OSError as error:
         if error.errno not in DISK_FULL:
             if scratch is None:
                 raise UsageError(f"{str(path)!r} can't be written: {error.strerror}") from error
-            if not _is_about(error, scratch, path.resolve()):
+            named = error.filename and Path(os.fsdecode(error.filename))  # a failed write names no file
+            if named and named not in (target, scratch) and scratch not in named.parents:
                 raise
         raise WriteError(path, error) from error
 
 
-def _is_about(error: OSError, folder: Path, path: Path) -> bool:
-    """Whether an error is about a file in a folder or about the path; a failed write names no file."""
-    if error.filename is None:
-        return True
-    named = Path(os.fsdecode(error.filename))
-    return named in (path, folder) or folder in named.parents
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """A place to write a file to. When the block ends without an error, it replaces the file at the path.
-
-    The file is on the disk before it gets its name. A link stays, and the file it leads to is replaced. An error of the
-    system while writing is a `WriteError`.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with atomic_write(Path(folder, "a.txt")) as place:
-    ...         _ = place.write_text("all of it")
-    ...     Path(folder, "a.txt").read_text(), len(os.listdir(folder))
-    ('all of it', 1)
-    """
-    # in a folder of its own, because an interrupted writer may leave files of any name
-    with _scratch_folder(path) as folder:
-        path = path.resolve()
-        place = folder / path.name
-        yield place
-        _sync(place)
-        place.chmod(0o666 & ~_umask(folder))
-        os.replace(place, path)
-
-
-@contextmanager
-def atomic_write_folder(path: Path) -> Iterator[Path]:
-    """The same for a folder of files.
-
-    Replacing takes two renamings. If the second fails, the older folder gets its name back.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with atomic_write_folder(Path(folder, "new")) as place:
-    ...         _ = place.joinpath("a.txt").write_text("all of it")
-    ...     Path(folder, "new", "a.txt").read_text(), os.listdir(folder)
-    ('all of it', ['new'])
-    """
-    with _scratch_folder(path) as scratch:
-        path = path.resolve()
-        place, old = scratch / path.name, scratch / f"{path.name}.old"
-        place.mkdir()
-        yield place
-        for file in place.iterdir():
-            _sync(file)
-        try:
-            if path.exists():
-                os.rename(path, old)
-            os.rename(place, path)
-        except BaseException:  # also Ctrl-C: the older folder lies in one that is about to be deleted
-            if old.exists() and not path.exists():
-                os.rename(old, path)
-            raise
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as written:
-        os.fsync(written.fileno())
-
-
-def _umask(folder: Path) -> int:
-    """The umask. `os.umask` would change it for other threads for a moment."""
-    probe = folder / "umask"
-    os.close(os.open(probe, os.O_CREAT | os.O_WRONLY, 0o666))
-    return 0o666 & ~probe.stat().st_mode
+def _replace(place: Path, target: Path, old: Path) -> None:
+    """Rename what was written. A folder takes two renamings: if the second fails, the older one gets its name back."""
+    if not target.is_dir():
+        os.replace(place, target)
+        return
+    try:
+        os.rename(target, old)
+        os.rename(place, target)
+    except BaseException:  # also Ctrl-C: the older folder lies in one that is about to be deleted
+        if old.exists() and not target.exists():
+            os.rename(old, target)
+        raise
 
 
 def require_regular(path: Path, largest: int | None = None) -> None:
@@ -135,6 +102,25 @@ def require_regular(path: Path, largest: int | None = None) -> None:
         raise UsageError(f"{str(path)!r} is no regular file")
     if largest is not None and path.exists() and (size := path.stat().st_size) > largest:
         raise UsageError(f"{str(path)!r} is {size:,} bytes long, more than the {largest:,} that are read")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that a user named. A `UsageError` says what is wrong with one that can't be read."""
+    require_regular(path, LARGEST_TEXT)
+    with as_usage_error(UnicodeDecodeError, context=f"{str(path)!r} is no text in UTF-8"), as_usage_error(OSError):
+        return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The value of a file in JSON."""
+    text = read_text(path)
+    with as_usage_error(ValueError, RecursionError, context=f"{str(path)!r} can't be read"):
+        return json.loads(text)
+
+
+def write_json(path: Path, content: object) -> None:
+    with atomic_write(path) as place:
+        place.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def suffix_of(name: str | Path, known: Sequence[str]) -> str:
@@ -156,10 +142,17 @@ def suffix_of(name: str | Path, known: Sequence[str]) -> str:
     return path.suffix.lower()
 
 
-def require_writable(path: Path, force: bool, *, folder: bool = False, option: str = "--force") -> None:
+def require_output(path: Path, suffix: str, force: bool) -> None:
+    """Refuse a path at which no file with this suffix can be written, or where there is one already."""
+    if suffix_of(path, [suffix]) != suffix:
+        raise UsageError(f"the name of what is written ends with {suffix}, got {str(path)!r}")
+    require_writable(path, force)
+
+
+def require_writable(path: Path, force: bool, *, folder: bool = False) -> None:
     """Refuse a path at which a file, or a folder, can't be written, or exists already and `force` is not given.
 
-    `option` is what the user types for `force`. A link that leads nowhere exists.
+    A link that leads nowhere exists.
     """
     try:
         parent = path.resolve().parent
@@ -177,11 +170,9 @@ def require_writable(path: Path, force: bool, *, folder: bool = False, option: s
     if folder and path.exists() and not path.is_dir():
         raise UsageError(f"{str(path)!r} is a file: name a folder")
     if not force:
-        raise UsageError(f"{str(path)!r} exists; {option} replaces it")
+        raise UsageError(f"{str(path)!r} exists; --force replaces it")
 
 
-LARGEST_TEXT = 2**22
-"""Bytes of a recipe or of a description in JSON."""
 LOCK = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 """Answers of file systems without locks."""

@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 
 from flopping_cli import (  # noqa: F401 - they register their commands
-    bench_export,
-    bench_launches,
+    bench,
     convert,
     count,
     doctor,

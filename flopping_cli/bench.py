@@ -1,8 +1,7 @@
-"""`flopping bench`: time and memory of networks; time of layers, and of loading images."""
+"""`flopping bench`: time and memory of networks; time of layers and of loading images; launches of kernels."""
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import shlex
 import sys
@@ -17,7 +16,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flopping_cli.common import CTRL_C, Commands, Quiet, app, progress_console, say, stopped
+from flopping_cli.common import (
+    CTRL_C,
+    Commands,
+    Json,
+    Quiet,
+    app,
+    print_json,
+    progress_console,
+    say,
+    show_status,
+    stopped,
+)
 from flopping_cli.report import Format, Wide, chosen_format, print_rows
 from flopping_cli.train import (
     Changes,
@@ -44,6 +54,7 @@ class Mode(str, Enum):
     frozen = "compiled-frozen"
     graph = "reduce-overhead"
     autotune = "max-autotune"
+    exported = "onnxruntime"
 
 
 class Precision(str, Enum):
@@ -53,33 +64,19 @@ class Precision(str, Enum):
 
 
 class BenchGroup(Commands):
-    """Passes arguments that begin with none of its commands to the command `networks`."""
+    """Passes arguments that begin with none of its commands to `networks`; `export` is one of its modes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in self.commands:
+        if args[:1] == ["export"]:
+            args = ["networks", "--mode", Mode.exported.value, *args[1:]]
+        elif not args or args[0] not in self.commands:
             args = ["networks", *args]
         return super().parse_args(ctx, args)
 
 
-bench = typer.Typer(cls=BenchGroup, help="Measure networks; or layers, loading of images, exported networks.")
+bench = typer.Typer(cls=BenchGroup, help="Measure networks; or layers, loading of images, launches of kernels.")
 app.add_typer(bench, name="bench")
-
-Out = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Add the records to this file of JSON lines, for the report.")
-]
-Threads = Annotated[int | None, typer.Option(min=1, max=4096, help="CPU threads; by default all cores.")]
 MARKS = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
-
-
-def origin(device: str = "cpu", **versions: str) -> dict[str, Any]:
-    """What all records of this command share: the machine, the command and the time."""
-    from flopping.machine import this_machine
-
-    return {
-        "machine": this_machine(device, others=versions),
-        "command": shlex.join(["flopping", *sys.argv[1:]]),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
 
 
 @bench.command()
@@ -115,7 +112,7 @@ def networks(
         typer.Option(min=1, help="Timed rounds: 100 on CUDA; on a CPU 30, or as many as take 50 s, 10 at least."),
     ] = None,
     warmup: Annotated[int | None, typer.Option(min=0, help="Runs before: 10 on CUDA, 3 on a CPU.")] = None,
-    threads: Threads = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=4096, help="CPU threads; by default all cores.")] = None,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -127,26 +124,32 @@ def networks(
     cache: Annotated[
         Path | None, typer.Option(help="Keep compiled code here; by default it is compiled anew, and thrown away.")
     ] = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Add the records to this file of JSON lines, for the report.")
+    ] = None,
     form: Annotated[Format | None, typer.Option("--format", help="What to print; a table by default.")] = None,
     wide: Wide = False,
-    json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure throughput or latency, and peak memory, of networks beside their ordinary twins.
 
     The networks run in turn in one process; ratios are of neighbouring runs. Each gets a process of its own for its
     memory. Ctrl-C keeps what was measured. With --paper and --goals, what the file of -o has is not measured again.
-    `flopping bench layers`, `loader` and `export` measure other things.
+    `flopping bench layers`, `loader` and `launches` measure other things.
 
-    Examples: flopping bench "E(ViT-S)"; flopping bench "E(ViT-S)" resnet50 --train -o a.jsonl; flopping bench --paper
+    Examples: flopping bench "E(ViT-S)"; flopping bench "E(ViT-S)" resnet50 --train -o a.jsonl; flopping bench --paper;
+    flopping bench "E(ViT-S)" --mode onnxruntime
     """
+    from importlib.metadata import version
+
     from flopping.cost.protocol import CPU_PROTOCOL, PAPER_PROTOCOL, group_by_baseline, paper_networks, plan_records
     from flopping.cost.records import Setting, is_measured, to_line
+    from flopping.deploy.exporter import require_onnx
     from flopping.errors import UsageError, pluralize
     from flopping.lab.bench.goals import goals as all_goals
     from flopping.lab.bench.measure_groups import measure_groups
-    from flopping.machine import usable_cores
+    from flopping.machine import this_machine, usable_cores
     from flopping.training.distributed import resolve_device
 
     if os.name != "posix":
@@ -166,6 +169,17 @@ def networks(
     on = "cpu" if goals else str(resolve_device(device))
     if Mode.graph in (mode or ()) and not on.startswith("cuda"):
         raise UsageError(f"reduce-overhead launches CUDA graphs, and the device is {on}: use another mode")
+    shared = {
+        "machine": this_machine(on),
+        "command": shlex.join(["flopping", *sys.argv[1:]]),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    if goals or Mode.exported in (mode or ()):
+        require_onnx()
+    if Mode.exported in (mode or ()):
+        if train or on != "cpu" or {*(dtype or ())} - {Precision.float32}:
+            raise UsageError("exported networks run in ONNX Runtime: inference on the CPU in float32, nothing else")
+        shared["machine"] = this_machine(on, others={"onnxruntime": version("onnxruntime")})
     protocol = PAPER_PROTOCOL if on.startswith("cuda") else CPU_PROTOCOL
     protocol = replace(
         protocol,
@@ -179,7 +193,6 @@ def networks(
         fixed |= {"--device": device != "auto", "--train": train, "--latency": latency, "--own": own}
         if excluded := [name for name, value in fixed.items() if value]:
             raise UsageError(f"goals are set for settings of their own: leave out --goals or {', '.join(excluded)}")
-        shared = origin()
         groups = [goal.plan(**shared) for goal in all_goals()]
     else:
         settings = [
@@ -189,7 +202,7 @@ def networks(
             for m in dict.fromkeys(mode or [Mode.compiled])
             for d in dict.fromkeys(dtype or [Precision(protocol.dtype)])
         ]
-        chosen = plan_records(models or paper_networks(), settings, baseline, own, **origin(on))
+        chosen = plan_records(models or paper_networks(), settings, baseline, own, **shared)
         groups = group_by_baseline(chosen) if paper else [chosen]
     file = RecordFile(out)
     known = [] if models else file.known
@@ -198,7 +211,7 @@ def networks(
 
     def keep(record: Record) -> None:
         records.append(record)
-        file.add([record])
+        file.add(record)
         if form is Format.jsonl:
             typer.echo(to_line(record))
 
@@ -222,7 +235,8 @@ def networks(
     if goals and form is not Format.jsonl:
         print_goals([*known, *records])
     if interrupted:
-        say(file.interrupted(len(records), sum(map(len, groups))))
+        kept = f", {pluralize(file.written, 'record')} kept in {out}" if file.written else ""
+        say(f"Interrupted: {len(records)} of {sum(map(len, groups))} rows were measured{kept}.")
         raise typer.Exit(CTRL_C)
     if left:
         again = "the same command goes on" if out else "with -o FILE a second call would go on"
@@ -264,24 +278,16 @@ class RecordFile:
             if new:  # it comes with the first record; a link to it stays
                 path.resolve().unlink()
 
-    def add(self, records: list[Record]) -> None:
+    def add(self, record: Record) -> None:
         from flopping.cost.records import append
-        from flopping.errors import pluralize
 
         if self.path is not None:
             try:
-                append(self.path, records)
-                self.written += len(records)
+                append(self.path, [record])
+                self.written += 1
             except OSError as error:
-                self.unwritten += len(records)
-                lost = pluralize(len(records), "record")
-                say(f"{lost} could not be written to {self.path}: {error.strerror or error}")
-
-    def interrupted(self, measured: int, wanted: int) -> str:
-        from flopping.errors import pluralize
-
-        kept = f", {pluralize(self.written, 'record')} kept in {self.path}" if self.written else ""
-        return f"Interrupted: {measured} of {wanted} rows were measured{kept}."
+                self.unwritten += 1
+                say(f"A record could not be written to {self.path}: {error.strerror or error}")
 
 
 @bench.command()
@@ -290,7 +296,7 @@ def layers(
     group: Annotated[str, typer.Option(help="The group of the equivariant layers.")] = "flop",
     threads: Annotated[int, typer.Option(min=1, max=4096, help="CPU threads.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Time equivariant layers against ordinary ones, interleaved in one run, in float32.
@@ -308,17 +314,14 @@ def layers(
         task = bar.add_task("eager, then compiled", total=2 * repeats)
         results = list(bench_layers(width, chosen, repeats=repeats, progress=lambda: bar.advance(task)))
     if json:
-        for r in results:
-            typer.echo(json_module.dumps({**asdict(r), "met": r.met}))
+        print_json({**asdict(r), "met": r.met} for r in results)
         return
     columns = "name", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", ""
     table = Table(*columns, caption=caption(width, repeats), caption_justify="left")
     for r in results:
         times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f}"
         table.add_row(r.name, r.mode, *times, "" if r.bar is None else f"{r.bar:.2f}", MARKS[r.met])
-    console = Console()
-    console.print(table)
-    console.print(f"{threads} threads, torch {torch.__version__}.")
+    Console().print(table, f"{threads} threads, torch {torch.__version__}.")
 
 
 @bench.command()
@@ -333,7 +336,7 @@ def loader(
     workers: Workers = None,
     compile: Compile = True,
     seconds: Annotated[float, typer.Option(min=0.01, max=86400, help="How long each of the three is timed.")] = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Time how fast images are read and augmented, how fast a network trains, and both together.
@@ -354,12 +357,40 @@ def loader(
         say(stopped(str(stop)))
         raise typer.Exit(1) from stop
     if json:
-        typer.echo(json_module.dumps(found.as_dict()))
+        print_json([found.as_dict()])
         return
     table = Table("", "images/s", "")
     table.add_row("loader", f"{found.loader:.0f}", f"{found.workers} worker processes, on {found.cores} cores")
     table.add_row("network", f"{found.network:.0f}", f"training steps of {job.model} on images that are in memory")
     table.add_row("together", f"{found.together:.0f}", f"{100 * found.waiting:.1f} % of the time spent on waiting")
-    console = Console()
-    console.print(table)
-    console.print(found.verdict, highlight=False)
+    Console(highlight=False).print(table, found.verdict)
+
+
+@bench.command()
+def launches(
+    models: Annotated[list[str] | None, typer.Argument(help='Names like "E(ViT-S)", which is the default.')] = None,
+    batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images in a batch.")] = 8,
+    compile: Annotated[bool, typer.Option(help="Also what torch's compiler makes of it: a minute.")] = True,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Count kernels and bytes of one forward pass of E(X), in its inference form, beside those of X.
+
+    Counted are the operations of torch that run, and the kernels that its compiler makes of a block, for this device.
+
+    Examples: flopping bench launches; flopping bench launches "E(ResMLP-S24)" --no-compile
+    """
+    from flopping.lab.bench.launches import count_launches
+
+    with show_status("Counting", quiet):
+        rows = [row for name in models or ["E(ViT-S)"] for row in count_launches(name, batch, compile)]
+    if json:
+        print_json(row._asdict() for row in rows)
+        return
+    table = Table("network", "mode", caption=f"Bytes are of float32, for a batch of {batch}.", caption_justify="left")
+    for name in ("launches", "of X", "MB per block", "of X"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        share, moved = f"{row.launches / row.x_launches:.2f}", f"{row.bytes / row.x_bytes:.2f}"
+        table.add_row(row.name, row.mode, str(row.launches), share, f"{row.bytes / 1e6:.1f}", moved)
+    Console().print(table)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import sleep
 from typing import Annotated, Any
@@ -170,7 +171,16 @@ OwnCode = Annotated[
         help="FILE.py:ATTRIBUTE, for a checkpoint whose network is your own code: it runs only if you name it.",
     ),
 ]
+Average = Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: an object for each row of the table, one a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only results, warnings and errors.")]
+
+
+def print_json(rows: Iterable[Mapping[str, object]]) -> None:
+    """Print one JSON object per line."""
+    for row in rows:
+        typer.echo(json.dumps(row, allow_nan=False))
 
 
 def progress_console(quiet: bool) -> Console:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flopping_cli.common import Commands, Quiet, app, show_status
+from flopping_cli.common import Commands, Force, Json, Quiet, app, print_json, show_status
 
 convert = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Rewrite checkpoints from elsewhere, so that timm loads them by name."
@@ -40,8 +39,8 @@ def convert_reference(
     handoff: Annotated[
         HandOff | None, typer.Option(help="What happens before ordinary blocks that follow equivariant ones.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    force: Force = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Rewrite a checkpoint of the paper's reference code or of octic-vits, and show the line of Python that loads it.
@@ -61,7 +60,7 @@ def convert_reference(
         )
     if json:
         found = {"paper": made.paper, "model": made.name, "arguments": made.args, "line": made.line}
-        typer.echo(json_module.dumps({"file": str(output), **found}))
+        print_json([{"file": str(output), **found}])
         return
     paper = "" if made.paper is None else f"{made.paper}, "
     arguments = f" with {made.arguments}" if made.args else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, show_status
+from flopping_cli.common import Json, Quiet, app, print_json, show_status
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +46,7 @@ def count(
     img_size: Annotated[
         int | None, typer.Option(min=1, max=8192, help="Size of the image, by default the network's.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per layer, the whole network last.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Show the multiply-adds and FLOPs of every layer, for one image; beside E(X), those of X.
@@ -63,13 +62,11 @@ def count(
     shown = [row for row in rows if deepest is None or row.depth <= deepest]
     whole = Row("", type(model).__name__, 0, counted.macs, counted.flops, 1.0)
     if json:
-        for row in shown:
-            typer.echo(json_module.dumps(asdict(row)))
         x: dict[str, object] = {}
         if beside is not None:
             x = {"ordinary": ordinary, "ordinary_macs": beside.macs, "ordinary_flops": beside.flops}
             x["ratio"] = counted.flops / beside.flops
-        typer.echo(json_module.dumps({**asdict(whole), **x}))
+        print_json([*map(asdict, shown), {**asdict(whole), **x}])
         return
     step = "A training step" if train else "A forward pass"
     caption = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli.common import INTERRUPTED, Quiet, app, progress_console, say, stopped
+from flopping_cli.common import INTERRUPTED, Json, Quiet, app, print_json, progress_console, say, stopped
 from flopping_cli.train import Compile, Device, Workers
 
 
@@ -24,10 +23,7 @@ def experiment(
     device: Device = "auto",
     workers: Workers = None,
     compile: Compile = True,
-    only_report: Annotated[bool, typer.Option("--only-report", help="Train nothing, write the report anew.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Where the report is, and how many runs it has, as JSON.")
-    ] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train ordinary networks and their twins, with several seeds, and report what came out.
@@ -59,8 +55,7 @@ def experiment(
     options += ["--quiet"] if quiet else []
     machine = RunOptions(str(resolve_device(device)), default_workers() if workers is None else workers, compile)
     try:
-        if not only_report:
-            found.run(options, machine, lambda text: say(text, progress), lambda: write_report(found, report, command))
+        found.run(options, machine, lambda text: say(text, progress), lambda: write_report(found, report, command))
     except RunInterruptedError as stop:
         say(str(stop))
         raise typer.Exit(INTERRUPTED) from stop
@@ -68,8 +63,7 @@ def experiment(
         say(stopped(str(stop)), Console(stderr=True))
         raise typer.Exit(1) from stop
     write_report(found, report, command)
-    finished = len(found.all_finished())
-    if not finished:
-        raise UsageError(f"nothing has finished in {str(output)!r} yet: there is nothing to report")
-    result = {"report": str(report), "finished": finished, "runs": len(found.plan.runs)}
-    typer.echo(json_module.dumps(result) if json else f"The report is {report}")
+    if json:
+        print_json([{"report": str(report), "runs": len(found.plan.runs)}])
+    else:
+        typer.echo(f"The report is {report}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flopping_cli.common import OwnCode, Quiet, app, progress_console, say
+from flopping_cli.common import Average, Force, Json, OwnCode, Quiet, app, print_json, progress_console, say
 
 
 @app.command()
@@ -29,10 +28,10 @@ def export(
     ] = None,
     img_size: Annotated[int | None, typer.Option(min=1, help="Size of images, for a model by name.")] = None,
     opset: Annotated[int | None, typer.Option(help="Version of ONNX's operators, 18 to 23; 20 by default.")] = None,
-    average: Annotated[bool, typer.Option("--average", help="Averaged weights (EMA) of a checkpoint.")] = False,
+    average: Average = False,
     code: OwnCode = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    force: Force = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a network as .pt2 (torch.export), .onnx or a folder that timm loads, and check what was written.
@@ -45,9 +44,8 @@ def export(
     from flopping.deploy import CheckFailedError, ExportError
     from flopping.deploy import export as write
 
-    shown = progress_console(quiet)
     try:
-        with shown.status("") as status:
+        with progress_console(quiet).status("") as status:
             found = write(
                 model,
                 output,
@@ -64,7 +62,7 @@ def export(
         say(f"{what}{error}")
         raise typer.Exit(1) from error
     if json:
-        typer.echo(json_module.dumps(found.as_dict()))
+        print_json([found.as_dict()])
         return
     checked = found.checked
     mirrored = f"{checked.mirror_difference:.1e}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict
 from itertools import groupby
 from operator import attrgetter
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, progress_console
+from flopping_cli.common import Json, Quiet, app, print_json, progress_console
 
 
 @app.command()
@@ -22,7 +21,7 @@ def models(
     ] = "*",
     group: Annotated[str | None, typer.Option(help="Only networks whose first block follows this group.")] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Also MACs, and the published figures: 120 columns.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per network.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """List all networks by group: the paper's name, the registered name, parameters and FLOPs.
@@ -31,7 +30,7 @@ def models(
     """
     from rich.progress import track
 
-    from flopping.cost.overview import count_network, describe_columns, group_of, match_names
+    from flopping.cost.overview import count_network, describe_columns, first_group, match_names
     from flopping.errors import UsageError
     from flopping.groups import get_group, grid_groups
     from flopping.models.zoo import closest
@@ -41,15 +40,14 @@ def models(
         raise UsageError(f"no network fits {pattern!r}{closest(pattern)}")
     if group is not None:
         wanted = get_group(group).name
-        chosen = {name: paper for name, paper in chosen.items() if group_of(name) == wanted}
+        chosen = {name: paper for name, paper in chosen.items() if first_group(name) == wanted}
         if not chosen:
             raise UsageError(f"no network that fits {pattern!r} follows {group}; without --group there are some")
     shown = track(list(chosen.items()), "counting", console=progress_console(quiet), transient=True)
     found = [count_network(name, paper) for name, paper in shown]
     if json:
-        for r in found:
-            more = {"group": r.group, "params_met": r.params_met, "flops_met": r.flops_met}
-            typer.echo(json_module.dumps({**asdict(r), **more}, allow_nan=False))
+        more = ("group", "params_met", "flops_met")
+        print_json(asdict(r) | {name: getattr(r, name) for name in more} for r in found)
         return
     marks = {True: "[green]met[/green]", False: "[red]above[/red]", None: ""}
     columns = ["name", "registered name", "params M", "FLOPs G"]

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import CTRL_C, OwnCode, Quiet, app, say
+from flopping_cli.common import CTRL_C, Average, Json, OwnCode, Quiet, app, say
 from flopping_cli.train import Device, TestGroup, name_element
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def predict(
     ],
     top: Annotated[int, typer.Option(min=1, help="So many classes of each image, the likeliest first.")] = 5,
     form: Annotated[Format | None, typer.Option("--format", help="What is printed; a table by default.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
+    json: Json = False,
     check: Annotated[
         bool,
         typer.Option(
@@ -65,7 +65,7 @@ def predict(
         ),
     ] = False,
     group: TestGroup = None,
-    average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    average: Average = False,
     code: OwnCode = None,
     img_size: Annotated[
         int | None, typer.Option(min=1, help="Another size of images, for networks that are no checkpoint.")

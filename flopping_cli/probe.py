@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,18 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import OwnCode, Quiet, app, progress_console, report_unreadable, say
+from flopping_cli.common import (
+    Average,
+    Force,
+    Json,
+    OwnCode,
+    Quiet,
+    app,
+    print_json,
+    progress_console,
+    report_unreadable,
+    say,
+)
 from flopping_cli.train import Device, Root
 
 CAPTION = (
@@ -50,7 +60,7 @@ def probe(
             help="A block or stage by its name in the network, with * and ?; may be repeated. All by default.",
         ),
     ] = None,
-    average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    average: Average = False,
     code: OwnCode = None,
     img_size: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Size of images, for models by name that take one size.")
@@ -62,10 +72,8 @@ def probe(
     device: Device = "auto",
     workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that read images.")] = 0,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE.png", help="Draw a figure.")] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per layer, with all correlations; the whole network last.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a figure that is there.")] = False,
+    json: Json = False,
+    force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """How equivariant is an ordinary network already? What share of even and odd channels does its task want?
@@ -79,14 +87,15 @@ def probe(
     """
     from flopping.deploy.classifier import open_classifier
     from flopping.errors import UnreadableDataError, pluralize
-    from flopping.lab.drawing import require_figure, save
-    from flopping.lab.probe import open_images, read_batches
+    from flopping.files import require_output
+    from flopping.lab.drawing import require_matplotlib, save
+    from flopping.lab.probe import draw, open_images, read_batches
     from flopping.lab.probe import probe as run
-    from flopping.lab.probe_figure import draw
     from flopping.training.distributed import resolve_device
 
     if output is not None:
-        require_figure(output, force)
+        require_output(output, ".png", force)
+        require_matplotlib()
     found = open_images(data, root, images, seed)
     classifier = open_classifier(target, average=average, code=code, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
@@ -111,10 +120,9 @@ def probe(
     if output is not None:
         save(draw(report, title), output)
     if json:
-        for layer in report.layers:
-            typer.echo(json_module.dumps(layer.as_dict()))
         summary = {"model": target, "data": data, "images": report.images, "extra_share": report.extra_share}
-        typer.echo(json_module.dumps({**summary, "suggested_share": report.suggested_share}))
+        whole = {**summary, "suggested_share": report.suggested_share}
+        print_json([*(layer.as_dict() for layer in report.layers), whole])
     else:
         table = Table("layer", box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
         table.columns[0].overflow = "fold"

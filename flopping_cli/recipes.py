@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, show_status
+from flopping_cli.common import Json, Quiet, app, print_json, show_status
 
 if TYPE_CHECKING:
     from flopping.training.recipe import Recipe
@@ -26,7 +25,7 @@ def recipes(
     ] = None,
     fields: Annotated[bool, typer.Option("--fields", help="What fields a recipe has, and what they mean.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="More columns, for 120 characters.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per recipe, or per field.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """List the recipes for training, or show one as YAML, checked and with fields changed.
@@ -40,23 +39,23 @@ def recipes(
 
     if fields and name is not None:
         raise UsageError(f"--fields is about all recipes, got {name!r} too")
+    columns = "field", "default", "meaning"
     if fields and json:
-        for row in documentation():
-            typer.echo(json_module.dumps(dict(zip(("field", "default", "meaning"), row, strict=True))))
+        print_json(dict(zip(columns, row, strict=True)) for row in documentation())
     elif fields:
-        _list_fields(documentation())
-    elif name is None:
-        found = {each: load(each) for each in names()}
-        if json:
-            typer.echo("\n".join(_as_json(*each) for each in found.items()))
-        else:
-            _list(found, wide)
+        table = Table(*columns, caption="Without a default: must be given.", caption_justify="left")
+        for row in documentation():
+            table.add_row(*row)
+        Console().print(table)
     else:
-        recipe = load(name).override(changes or ())
+        chosen = names() if name is None else [name]
+        found = {each: load(each).override(changes or ()) for each in chosen}
         if json:
-            typer.echo(_as_json(name, recipe))
+            print_json({"recipe": each, **asdict(recipe)} for each, recipe in found.items())
+        elif name is None:
+            _list(found, wide)
         else:
-            typer.echo(recipe.to_yaml() if changes else text_of(name), nl=False)
+            typer.echo(found[name].to_yaml() if changes else text_of(name), nl=False)
 
 
 def _list(found: dict[str, Recipe], wide: bool) -> None:
@@ -80,14 +79,3 @@ def _accuracies(recipe: Recipe) -> str:
         return split_name(name)[1]
 
     return ", ".join(f"{short(name)} {top1:.1f}" for name, top1 in recipe.about.expected.items())
-
-
-def _list_fields(rows: list[tuple[str, str, str]]) -> None:
-    table = Table("field", "default", "meaning", caption="Without a default: must be given.", caption_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
-
-
-def _as_json(name: str, recipe: Recipe) -> str:
-    return json_module.dumps({"recipe": name, **asdict(recipe)}, allow_nan=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli.common import Quiet, app, show_status
+from flopping_cli.common import Force, Json, Quiet, app, print_json, show_status
 
 if TYPE_CHECKING:
     from flopping.cost.records import Record
@@ -38,8 +37,8 @@ def report(
         Format | None, typer.Option("--format", help="What is printed where there is no -o; a table by default.")
     ] = None,
     wide: Wide = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a page that is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
+    force: Force = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Show saved measurements beside the paper's: as a table, or as a page with a figure.
@@ -61,12 +60,14 @@ def report(
     if output is None:
         print_rows(records, form or Format.table, wide)
         return
+    from flopping.files import require_output, require_writable
     from flopping.lab.drawing import require_matplotlib
     from flopping.lab.report.comparison import compare
-    from flopping.lab.report.page import require_page, write_page
+    from flopping.lab.report.page import write_page
 
     require_matplotlib()
-    require_page(output, force)
+    require_output(output, ".md", force)
+    require_writable(output.with_suffix(".png"), force)
     with show_status("Drawing", quiet):
         write_page(compare(records), output)
     typer.echo(f"The report is {output}")
@@ -90,7 +91,6 @@ def print_rows(records: list[Record], form: Format, wide: bool = False) -> None:
     if form is Format.table:
         tables.show(rows, Console(), wide)
     elif form is Format.jsonl:
-        for row in rows:
-            typer.echo(json_module.dumps(row.figures, allow_nan=False))
+        print_json(row.figures for row in rows)
     else:
         typer.echo(tables.markdown(rows), nl=False)

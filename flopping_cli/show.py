@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import OwnCode, Quiet, app, progress_console
+from flopping_cli.common import Average, Force, Json, OwnCode, Quiet, app, print_json, progress_console
 
 
 @app.command()
@@ -40,10 +39,10 @@ def show(
         ),
     ] = None,
     channels: Annotated[int, typer.Option(min=1, max=8, help="How many channels of each kind are shown.")] = 3,
-    average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    average: Average = False,
     code: OwnCode = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a picture that is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The numbers, as one JSON object.")] = False,
+    force: Force = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw what a network computes for an image and for its mirror image: features, attention, and the answer.
@@ -51,13 +50,14 @@ def show(
     Examples: flopping show butterfly.jpg; flopping show butterfly.jpg --model runs/e-vit-b -o seen.png
     """
     from flopping.errors import UsageError
-    from flopping.lab.drawing import require_figure, save
-    from flopping.lab.show import capture_view, format_difference, open_picture
-    from flopping.lab.show_figure import draw
+    from flopping.files import require_output
+    from flopping.lab.drawing import require_matplotlib, save
+    from flopping.lab.show import capture_view, draw, format_difference, open_picture
 
     stem = image.replace(":", "-") if image.startswith("fashion-mnist:") else Path(image).stem
     output = output or Path(f"{stem}-flopping.png")
-    require_figure(output, force)
+    require_output(output, ".png", force)
+    require_matplotlib()
     if os.path.realpath(image) == os.path.realpath(output):
         raise UsageError(f"-o {output} is the image itself, which would be lost: name another file")
     picture = open_picture(image)
@@ -67,7 +67,7 @@ def show(
         view = capture_view(open_classifier(model, average=average, code=code), picture, block=block, channels=channels)
         save(draw(view), output)
     if json:
-        typer.echo(json_module.dumps({**view.numbers, "image": image, "file": str(output)}))
+        print_json([{**view.numbers, "image": image, "file": str(output)}])
         return
     table = Table("class", caption=view.summary, caption_justify="left")
     for name in ("image", "mirror image"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,13 @@ from rich.text import Text
 from flopping_cli.common import (
     CTRL_C,
     INTERRUPTED,
+    Average,
+    Json,
     OwnCode,
     Quiet,
     app,
     is_rank0,
+    print_json,
     progress_console,
     report_unreadable,
     say,
@@ -130,7 +132,7 @@ def train(
     unreadable_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Stop when a larger share of the images can't be read.")
     ] = 0.01,
-    json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a network by a recipe. Under torchrun, on all processes that it starts.
@@ -177,7 +179,7 @@ def train(
     best = CheckpointManager(output).best()
     if json:
         chosen = None if best is None else {"step": best.step, "top1": best.score}
-        typer.echo(json_module.dumps({"run": str(output), "weights": "last", **result.as_dict(), "best": chosen}))
+        print_json([{"run": str(output), "weights": "last", **result.as_dict(), "best": chosen}])
     else:
         show_accuracy(f"{name_network(job.model)}, the last weights ({output / 'last'})", "validation images", result)
         if best is not None and best.score is not None:
@@ -261,12 +263,12 @@ def evaluate(
     root: Root = None,
     mirror: Annotated[bool, typer.Option(help="Test images that are mirrored or turned, too.")] = True,
     group: TestGroup = None,
-    average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
+    average: Average = False,
     code: OwnCode = None,
     batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images at a time.")] = 100,
     device: Device = "auto",
     workers: Workers = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Test a trained network: accuracy on the test images, also mirrored and turned. Under torchrun, on all ranks.
@@ -308,7 +310,7 @@ def evaluate(
     result = found.accuracy
     if json:
         about = {"checkpoint": str(found.folder), "model": found.model, "weights": found.weights}
-        typer.echo(json_module.dumps({**about, **result.as_dict()}))
+        print_json([{**about, **result.as_dict()}])
     else:
         what = f"{name_network(found.model)}, the {found.weights} weights ({found.folder})"
         show_accuracy(what, f"images ({found.images})", result)

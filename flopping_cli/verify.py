@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from contextlib import nullcontext
 from dataclasses import asdict
 from enum import Enum
@@ -13,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Quiet, app, say, show_status
+from flopping_cli.common import Json, Quiet, app, print_json, say, show_status
 
 if TYPE_CHECKING:
     from flopping.groups import Group
@@ -45,7 +44,7 @@ def verify(
     tol: Annotated[float | None, typer.Option(min=0.0, help="Largest relative error that passes.")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Keep the weights; else all get random values.")] = False,
     depth: Annotated[int | None, typer.Option(min=0, help="Show layers nested this deep, by default 2.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per layer.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Show the equivariance error of every layer, and name the first that breaks. Exit code 1 if one does.
@@ -100,7 +99,7 @@ def verify(
     if json:
         for row in rows:
             error = row.error if row.error is None or isfinite(row.error) else None  # JSON has no infinity
-            typer.echo(json_module.dumps({**asdict(row), "error": error, "passed": row.passed}))
+            print_json([{**asdict(row), "error": error, "passed": row.passed}])
     else:
         deepest = 2 if depth is None else depth
         caption = f"checked: {_elements(checked)}" if checked else "checked: all groups of the pixel grid"

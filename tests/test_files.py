@@ -8,23 +8,22 @@ from pathlib import Path
 import pytest
 
 from flopping.errors import UsageError
-from flopping.files import WriteError, atomic_write, atomic_write_folder, folder_lock, require_writable
+from flopping.files import WriteError, atomic_write, folder_lock, require_writable
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["disk", "key"])
 @pytest.mark.parametrize("folder", [False, True])
 def test_what_was_there_stays_until_all_is_written(tmp_path: Path, folder: bool, error: BaseException) -> None:
     path = tmp_path / "a"
-    write = atomic_write_folder if folder else atomic_write
     for text in ("old", "new"):
-        with write(path) as place:
+        with atomic_write(path, folder=folder) as place:
             (place / "x" if folder else place).write_text(text)
             if text == "new":
                 assert (path / "x" if folder else path).read_text() == "old"
         assert (path / "x" if folder else path).read_text() == text
 
     def fail() -> None:
-        with write(path) as place:
+        with atomic_write(path, folder=folder) as place:
             (place / "x" if folder else place).write_text("half")
             raise error
 
@@ -54,7 +53,7 @@ def test_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name, options, message in (
-        ("file", {"option": "--again"}, "exists; --again replaces it"),
+        ("file", {}, "exists; --force replaces it"),
         ("file", {"force": True, "folder": True}, "is a file"),
         ("folder", {"force": True}, "is a folder"),
         ("none/file", {}, "no folder '.*none'"),

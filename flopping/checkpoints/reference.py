@@ -20,13 +20,12 @@ from flopping.checkpoints.rules import Family, Source, translate_weights
 from flopping.checkpoints.weight_files import (
     fill_folder,
     read_weights,
-    require_output,
     require_output_folder,
     table_of_weights,
     write_weights,
 )
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import atomic_write_folder, suffix_of
+from flopping.files import atomic_write, require_output, suffix_of
 from flopping.functional.grid import Grid, as_pair
 from flopping.models.backbone import Backbone
 from flopping.models.sizes import Entry
@@ -141,7 +140,10 @@ def convert_reference(source: str | Path, out: str | Path, *, overwrite: bool = 
     """
     out = Path(out)
     alone = bool(suffix_of(out, [".safetensors"]))
-    (require_output if alone else require_output_folder)(out, overwrite)
+    if alone:
+        require_output(out, ".safetensors", overwrite)
+    else:
+        require_output_folder(out, overwrite)
     found = translate(source, **hints)
     model = found.build()
     if alone:
@@ -149,7 +151,7 @@ def convert_reference(source: str | Path, out: str | Path, *, overwrite: bool = 
         write_weights(model.state_dict(), out, metadata, overwrite=overwrite)
     else:
         size = as_pair(found.args.get("img_size", ZOO[found.name].img_size), "img_size")
-        with atomic_write_folder(out) as folder:
+        with atomic_write(out, folder=True) as folder:
             fill_folder(folder, model, found.args, input_size=(model.in_chans, *size))
     return Converted(out, found.paper, found.name, found.args)
 

@@ -20,7 +20,7 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import LARGEST_TEXT, atomic_write, require_regular, require_writable
+from flopping.files import atomic_write, read_json, require_output, require_writable
 from flopping.models.arguments import MAX_IMG_SIZE
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -58,7 +58,7 @@ def table_of_weights(content: object, what: str) -> dict[str, Tensor]:
 Side = Annotated[int, Field(ge=1, le=MAX_IMG_SIZE)]
 
 
-class Preprocessing(BaseModel):
+class PretrainedConfig(BaseModel):
     """What a config.json says about images; timm takes its own values for what is missing."""
 
     input_size: tuple[PositiveInt, Side, Side] = (3, 224, 224)
@@ -69,7 +69,7 @@ class Preprocessing(BaseModel):
     std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
 
     @model_validator(mode="after")
-    def _one_value_per_channel(self) -> Preprocessing:
+    def _one_value_per_channel(self) -> PretrainedConfig:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) != self.input_size[0]:
                 channels = f"images of {self.input_size[0]} x {self.input_size[1]} x {self.input_size[2]}"
@@ -80,13 +80,11 @@ class Preprocessing(BaseModel):
 def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a folder that timm loads; one that no images can be prepared by is refused."""
     path = folder / CONFIG
-    require_regular(path, LARGEST_TEXT)
-    with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} can't be read"):
-        config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
         raise UsageError(f"{str(path)!r} names no architecture: it is none of timm's")
     try:
-        Preprocessing.model_validate(config.get("pretrained_cfg") or {})
+        PretrainedConfig.model_validate(config.get("pretrained_cfg") or {})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -113,13 +111,6 @@ def read_torch(path: Path) -> object:
             ) from error
 
 
-def require_output(path: Path, overwrite: bool) -> None:
-    """Refuse names under which no weights can be written."""
-    if path.suffix != ".safetensors":
-        raise UsageError(f"weights are written as .safetensors, got {str(path)!r}")
-    require_writable(path, overwrite, option="overwrite=True (--force)")
-
-
 def write_weights(
     state_dict: Mapping[str, Tensor],
     path: str | Path,
@@ -129,7 +120,7 @@ def write_weights(
 ) -> None:
     """A `.safetensors` file; it appears under its name once it is whole, so an older one is never half-overwritten."""
     path = Path(path)
-    require_output(path, overwrite)
+    require_output(path, ".safetensors", overwrite)
     with atomic_write(path) as place:
         _save(state_dict, place, metadata)
 
@@ -187,7 +178,7 @@ def fill_folder(
     labels: Sequence[str] | None = None,
     input_size: Sequence[int] | None = None,
 ) -> None:
-    """Write what timm loads a network from into a folder that `atomic_write_folder` made.
+    """Write what timm loads a network from into a folder that `atomic_write` made.
 
     These are the weights, and a config with the arguments, the classes and the preprocessing.
     """

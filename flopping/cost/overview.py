@@ -37,7 +37,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        return group_of(self.name)
+        return first_group(self.name)
 
     @property
     def family(self) -> str:
@@ -78,7 +78,7 @@ def match_names(pattern: str = "*") -> dict[str, str | None]:
     return {name: paper for name, paper in every.items() if fnmatch(name, pattern) or fnmatch(paper or "", pattern)}
 
 
-def group_of(name: str) -> str:
+def first_group(name: str) -> str:
     """The group that the first block of a network follows, by its registered name."""
     return ZOO[name].group if name in ZOO else "trivial"
 
@@ -92,7 +92,7 @@ def count_network(name: str, paper: str | None = None) -> Row:
     model = build_on_meta(lambda: timm.create_model(name))
     linear = None
     handoffs = ZOO[name].args.get("handoffs", {}) if name in ZOO else {}
-    if "invariant" in handoffs.values() and group_of(name) == "flop":
+    if "invariant" in handoffs.values() and first_group(name) == "flop":
         linear = _params(model)
         model = build_on_meta(lambda: timm.create_model(name, handoffs=dict.fromkeys(handoffs, "abs")))
     cost = count(lambda: model, model.pretrained_cfg["input_size"])

@@ -27,7 +27,7 @@ MODES = {
 }
 """How a network runs."""
 EXPORTED = "onnxruntime"
-"""The mode of an exported network, which `flopping bench export` measures."""
+"""The mode of an exported network, `flopping bench --mode onnxruntime`."""
 TASKS = ("inference", "training")
 LARGEST = 2**28
 """Bytes of a file of records."""

@@ -1,8 +1,7 @@
 """Networks in use: classifiers, predictions for photos, and files that other programs run."""
 
 from flopping.deploy.classifier import Classifier, open_classifier
-from flopping.deploy.exporter import Checked, CheckFailedError, Exported, ExportError, export
-from flopping.deploy.formats import FORMATS, Format
+from flopping.deploy.exporter import FORMATS, Checked, CheckFailedError, Exported, ExportError, Format, export
 from flopping.deploy.prediction import Moved, Prediction, Ranked, predict
 
 __all__ = [

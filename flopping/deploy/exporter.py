@@ -1,26 +1,37 @@
-"""Export a network: write it, read it back, and compare it with the network, number by number."""
+"""Export a network as `.pt2`, `.onnx` or a folder that timm loads. What was written is read back and compared."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
+from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
+from flopping.checkpoints.weight_files import CONFIG, fill_folder, require_output_folder
+from flopping.deploy import onnx_file
 from flopping.deploy.classifier import Classifier, open_classifier
-from flopping.deploy.formats import Run, find_format, require_valid_request
-from flopping.files import atomic_write, atomic_write_folder
+from flopping.errors import UsageError
+from flopping.files import atomic_write, read_json, require_writable, suffix_of
 from flopping.groups import flop
 from flopping.models.backbone import Backbone
 from flopping.testing import relative_error
 from flopping.training.networks import ignores
 from flopping.training.preprocessing import normalisation_of
 
+Run = Callable[[Tensor], Tensor]
+"""From images `(B, C, H, W)` to logits `(B, classes)`."""
 TOLERANCE = 1e-4
 """The largest difference of two logits, as a share of the largest logit, that rounding may account for."""
 BATCHES = (1, 3)
@@ -64,6 +75,102 @@ class Exported:
         return {**found, **found.pop("checked"), "path": str(self.path)}
 
 
+@dataclass(frozen=True)
+class Format:
+    """A way to write a network."""
+
+    name: str
+    suffix: str
+    write: Callable[[Classifier, Path, int | None, int | None], None]
+    """Takes the network, the path, the batch size of the graph (None for any), and the version of the operators."""
+    read: Callable[[Path], Run]
+    options: tuple[str, ...] = ()
+    """The options of the command line that it has."""
+
+
+def describe(classifier: Classifier) -> dict[str, Any]:
+    """What a user of an exported network has to know, as plain data: its classes and its preprocessing.
+
+    An image is resized so that its shorter side is that of `input_size` divided by `crop_pct`, its middle is cut out,
+    its pixels are divided by 255, and then shifted by `mean` and divided by `std`, channel by channel.
+    """
+    cfg = resolve_model_data_config(classifier.model)
+    normal = classifier.normalisation
+    return {
+        "name": classifier.name,
+        "labels": list(classifier.labels),
+        "input_size": list(classifier.input_size),
+        "mean": list(normal.mean),
+        "std": list(normal.std),
+        **{key: cfg[key] for key in ("interpolation", "crop_pct", "crop_mode")},
+        "trained": classifier.trained,
+        "producer": f"flopping {version('flopping')}",
+    }
+
+
+def _write_pt2(classifier: Classifier, path: Path, batch: int | None, opset: int | None) -> None:
+    program = onnx_file.trace(classifier.model, classifier.input_size, batch)
+    archive = io.BytesIO()  # torch ends the whole process if it writes to a disk that is full
+    torch.export.save(program, archive, extra_files={"flopping.json": json.dumps(describe(classifier))})
+    path.write_bytes(archive.getbuffer())
+
+
+def _write_onnx(classifier: Classifier, path: Path, batch: int | None, opset: int | None) -> None:
+    onnx_file.write_graph(classifier.model, classifier.input_size, path, batch, opset, describe(classifier))
+
+
+def _write_folder(classifier: Classifier, path: Path, batch: int | None, opset: int | None) -> None:
+    size = classifier.input_size
+    cfg = timm.get_pretrained_cfg(classifier.name)
+    args = {"img_size": size[1]} if cfg is not None and cfg.fixed_input_size and cfg.input_size != size else {}
+    if classifier.folder is not None:
+        args = read_json(classifier.folder / CONFIG).get("model_args", {})
+    fill_folder(path, classifier.model, args, classifier.labels, size)
+
+
+FORMATS = (
+    Format("pt2", ".pt2", _write_pt2, lambda path: torch.export.load(path).module(), ("--batch",)),
+    Format("onnx", ".onnx", _write_onnx, onnx_file.read, ("--batch", "--opset")),
+    Format("folder", "", _write_folder, lambda path: timm.create_model(f"local-dir:{path}", pretrained=True).eval()),
+)
+
+
+def find_format(output: str) -> Format:
+    """The format of a suffix; a folder has none.
+
+    >>> find_format("model.onnx").name, find_format("exports/v1.2/").name, find_format("mine").name
+    ('onnx', 'folder', 'folder')
+    """
+    suffix = suffix_of(output, [form.suffix for form in FORMATS if form.suffix])
+    if output.endswith(("/", os.sep)):
+        suffix = ""
+    for form in FORMATS:
+        if form.suffix == suffix:
+            return form
+    raise UsageError(f"can't write {output!r}: names end in .pt2 or .onnx, and a folder's in no suffix or in /")
+
+
+def require_valid_request(form: Format, output: Path, *, batch: int | None, opset: int | None, force: bool) -> None:
+    """Refuse what can't be written, before the work begins."""
+    for option, value in (("--batch", batch), ("--opset", opset)):
+        if value is not None and option not in form.options:
+            having = " or ".join(other.suffix for other in FORMATS if option in other.options)
+            raise UsageError(f"{option} {value} is for {having}, got {str(output)!r}")
+    if batch is not None and batch < 1:
+        raise UsageError(f"--batch is at least 1, got {batch}")
+    if opset is not None and opset not in onnx_file.OPSETS:
+        raise UsageError(f"--opset is between {onnx_file.OPSETS[0]} and {onnx_file.OPSETS[-1]}, got {opset}")
+    if form.name == "onnx":
+        require_onnx()
+    (require_writable if form.suffix else require_output_folder)(output, force)
+
+
+def require_onnx() -> None:
+    missing = [name for name in ("onnx", "onnx_ir", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"onnx needs {', '.join(missing)}: pip install 'flopping[onnx]'")
+
+
 def export(
     target: str | Classifier,
     output: str | Path,
@@ -95,8 +202,11 @@ def export(
     if isinstance(target, str):
         target = open_classifier(target, average=average, code=code, img_size=img_size)
     classifier = target
-    form.require_fit(classifier.model, classifier.name)
-    with (atomic_write if form.suffix else atomic_write_folder)(path) as place:
+    if form.name == "onnx":
+        onnx_file.require_small(classifier.model, classifier.name)
+    if form.name == "folder" and not timm.is_model(classifier.name):
+        raise UsageError(f"{classifier.name!r} is no architecture that timm knows: it is exported as .pt2 or .onnx")
+    with atomic_write(path, folder=not form.suffix) as place:
         progress(f"Writing {path}")
         with _raise_as(ExportError, f"{classifier.name} can't be written as {form.name}"):
             form.write(classifier, place, batch, opset)

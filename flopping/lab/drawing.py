@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flopping.errors import UsageError
-from flopping.files import atomic_write, require_writable, suffix_of
+from flopping.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,14 +59,6 @@ def style() -> Iterator[None]:
         matplotlib.rcdefaults()
         settings.update(STYLE)
         yield
-
-
-def require_figure(path: Path, force: bool) -> None:
-    """Refuse a path at which no figure can be written."""
-    if suffix_of(path, [".png"]) != ".png":
-        raise UsageError(f"a figure is a PNG file, so its name ends with .png, got {str(path)!r}")
-    require_writable(path, force)
-    require_matplotlib()
 
 
 def save(figure: Figure, path: Path) -> None:

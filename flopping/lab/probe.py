@@ -1,4 +1,7 @@
-"""How equivariant a network is already: a steering matrix for every layer, fitted to images and their mirror images."""
+"""How equivariant a network is already: a steering matrix for every layer, fitted to images and their mirror images.
+
+The figure shows what is even and odd over the depth of a network, and how sure that is; it needs matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -21,7 +24,12 @@ from flopping.data.folders import SPLITS, UnlabelledFolder
 from flopping.data.images import ImageDataset
 from flopping.errors import UsageError, as_usage_error
 from flopping.lab.capture import layer_names
+from flopping.lab.drawing import BACKGROUND, INK, finished, logarithmic, panels, style
 from flopping.lab.steering import Moments, best_ridge, correlate, error_of, require_enough, steer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FOLDS = torch.tensor([0, 0, 1, 2])
 """Of four images in a row two are for the fit, one for the choice of the ridge, one for the test."""
@@ -33,6 +41,16 @@ PREDICTED = 0.5
 """A direction is even or odd if the mirror image predicts at least this share of it: w² >= 1/2."""
 EIGHTHS = 8
 """Shares of invariant channels in these steps make whole channels, and whole heads, in all networks of the paper."""
+
+EVEN, ODD, NEITHER, INVARIANCE = "#0072b2", "#d55e00", "#c4cbd2", "#7d8590"
+MOST_TICKS, MOST_CURVES = 13, 6
+SMALLEST = 0.001
+"""Smaller errors are drawn here: rounding errors of an equivariant network would take all of the axis."""
+ERRORS: dict[str, dict[str, Any]] = {
+    "identity_error": {"label": "A = I (invariance)", "color": INVARIANCE, "marker": "^", "ls": "--"},
+    "involution_error": {"label": "A A = I", "color": EVEN, "marker": "s", "mfc": BACKGROUND},
+    "error": {"label": "least squares", "color": INK, "marker": "o"},
+}
 
 
 class Shares(NamedTuple):
@@ -300,3 +318,55 @@ def read_batches(
         readable = (found.labels >= 0).to(found.images.device)
         if readable.any():
             yield found.images[readable]
+
+
+def draw(report: Report, title: str) -> Figure:
+    """Four panels: shares of directions and of variance by layer, all correlations, and errors by layer."""
+    with style():
+        figure, (counts, variances, spectrum, errors) = panels(4, 2.9, share=False)
+        for axes, kind, name in ((counts, "counts", "Directions"), (variances, "variances", "Variance")):
+            below = [0.0] * len(report.layers)
+            for part, colour in (("even", EVEN), ("neither", NEITHER), ("odd", ODD)):
+                heights = [getattr(getattr(layer, kind), part) for layer in report.layers]
+                label = "not predicted by the mirror image" if part == "neither" else part
+                axes.bar(range(len(heights)), heights, 0.8, bottom=below, color=colour, label=label)
+                below = [base + height for base, height in zip(below, heights, strict=True)]
+            axes.axhline(0.5, color=INK, lw=0.8, ls=":")
+            axes.set(title=name, ylabel="share", ylim=(0, 1))
+        _draw_spectrum(spectrum, report)
+        for error, look in ERRORS.items():
+            values = [max(SMALLEST, getattr(layer, error)) for layer in report.layers]
+            errors.plot(range(len(values)), values, ms=4, lw=1.2, clip_on=False, **look)
+        logarithmic(errors.yaxis, (SMALLEST, 10.0), digits=(1,))
+        errors.set(title="Error of A f", ylabel=f"share of variance (at least {SMALLEST:g})")
+        errors.legend(loc="upper left", ncols=3, fontsize=7, columnspacing=1.0, handlelength=1.6)
+        for axes in (counts, variances, errors):
+            _name_layers(axes, [layer.name for layer in report.layers])
+        handles, labels = counts.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), columnspacing=1.6)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+        return finished(figure)
+
+
+def _draw_spectrum(axes: Axes, report: Report) -> None:
+    """The correlations of a layer's directions, largest first, one step each; later layers are darker."""
+    shown = report.layers[:: -max(1, -(-len(report.layers) // MOST_CURVES))][::-1]
+    for place, layer in enumerate(shown, 1):
+        sizes = sorted((w for w, _ in layer.spectrum), reverse=True)
+        edges = [edge / len(sizes) for edge in range(len(sizes) + 1)]
+        grey = 0.75 * (1 - place / len(shown))
+        axes.stairs(sizes, edges, baseline=None, color=(grey, grey, grey), lw=1.3, label=layer.name)
+    axes.set(title="Spectrum", xlim=(0, 1), ylim=(-1.05, 1.05), xlabel="share of directions")
+    axes.set_ylabel("correlation with the mirror image")
+    axes.legend(loc="lower left", fontsize=7, labelspacing=0.25, handlelength=1.4)
+
+
+def _name_layers(axes: Axes, names: list[str]) -> None:
+    """An axis of layers: by name if there are few, else by number."""
+    ticks = list(range(0, len(names), -(-len(names) // MOST_TICKS)))
+    named = len(names) <= 5 and all(len(name) <= 10 for name in names)
+    axes.set_xticks(ticks, [names[place] if named else str(place) for place in ticks])
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.grid(False, axis="x")
+    if not named:
+        axes.set_xlabel(f"layer, from {names[0]} to {names[-1]}")

@@ -22,14 +22,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from flopping.checkpoints.weight_files import CONFIG, WEIGHTS, read_torch, read_weights, write_safetensors
 from flopping.errors import UsageError
-from flopping.files import require_regular
 
 FORMAT = "flopping-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -61,8 +60,7 @@ class Checkpoint:
                 continue
             digest = hashlib.sha256()
             try:
-                _require_regular(self.folder / name)
-                with open(self.folder / name, "rb") as file:
+                with _open_regular(self.folder / name) as file:
                     while block := file.read(1 << 20):
                         digest.update(block)
             except OSError as error:
@@ -88,12 +86,11 @@ class Checkpoint:
         return state
 
 
-def _require_regular(path: Path) -> None:
-    """Refuse a pipe or a device in a checkpoint as corrupted, so that an older one is taken."""
-    try:
-        require_regular(path)
-    except UsageError as error:
-        raise CorruptedCheckpointError(str(error)) from error
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file. A pipe or a device, which may be waited for without end, is an error as if it were missing."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no regular file")
+    return open(path, "rb")
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
@@ -104,8 +101,8 @@ def _checksum(manifest: dict[str, Any]) -> str:
 def read_manifest(folder: Path) -> Checkpoint:
     """Read and validate the manifest of a checkpoint. `Checkpoint.verify` validates its files."""
     try:
-        _require_regular(folder / MANIFEST)
-        content = json.loads((folder / MANIFEST).read_bytes())
+        with _open_regular(folder / MANIFEST) as file:
+            content = json.loads(file.read())
     except OSError as error:
         reason = f"{MANIFEST} cannot be read ({error.strerror})"
         raise CorruptedCheckpointError(f"{str(folder)!r} is no checkpoint: {reason}") from error

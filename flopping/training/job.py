@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from flopping.data.images import ImageDataset
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import LARGEST_TEXT, atomic_write, require_regular
+from flopping.files import read_json, write_json
 from flopping.training.networks import identify
 from flopping.training.recipe import Count, Recipe, read
 
@@ -42,18 +42,14 @@ class Job:
 
     def write(self, folder: Path) -> None:
         """Store it in the run's folder."""
-        content = {"format": FORMAT, **asdict(self), "recipe": self.recipe.to_yaml()}
-        with atomic_write(folder / RUN) as place:
-            place.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        write_json(folder / RUN, {"format": FORMAT, **asdict(self), "recipe": self.recipe.to_yaml()})
 
     @classmethod
     def read(cls, folder: Path) -> Job:
         path = folder / RUN
-        require_regular(path, LARGEST_TEXT)
         if not path.exists():
             raise UsageError(f"{str(folder)!r} is no run: it has no {RUN}")
-        with as_usage_error(OSError, ValueError, RecursionError, context=f"{str(path)!r} does not describe a run"):
-            content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             form = content.get("format") if isinstance(content, dict) else None
             raise UsageError(f"{str(path)!r} is of format {form!r}; this version reads {FORMAT!r}")

@@ -6,10 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields, replace
-from difflib import get_close_matches
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MinLen
 from pydantic import BeforeValidator, Strict
@@ -17,13 +15,20 @@ from pydantic.dataclasses import dataclass
 
 from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import LARGEST_TEXT, require_regular
+from flopping.files import read_text
 from flopping.models.arguments import MAX_IMG_SIZE, SET_BY_FIELDS
-from flopping.training.schema import as_file_error, build, document, format_yaml, parse_yaml, unknown_field
+from flopping.training.schema import (
+    as_file_error,
+    build,
+    document,
+    format_yaml,
+    packaged_names,
+    parse_yaml,
+    read_packaged,
+    unknown_field,
+)
 
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
+_PACKAGE = "flopping.training.recipes"
 Family = Literal["ViT", "ResMLP", "ConvNeXt"]
 GroupName = Literal["flop", "flip", "rot180", "flipflop", "rot90", "octic"]
 Count = Annotated[int, Interval(ge=1, lt=2**31)]
@@ -250,7 +255,7 @@ def documentation() -> list[tuple[str, str, str]]:
 
 def names() -> list[str]:
     """The recipes in the package."""
-    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+    return packaged_names(_PACKAGE)
 
 
 def load(name: str | Path) -> Recipe:
@@ -264,27 +269,14 @@ def text_of(name: str | Path) -> str:
     if text.endswith((".yaml", ".yml")):
         if not Path(text).is_file():
             raise UsageError(f"no recipe {text!r}: there is no such file")
-        require_regular(Path(text), LARGEST_TEXT)
-        with as_usage_error(UnicodeDecodeError, context=f"{text}: a recipe is text in UTF-8"), as_usage_error(OSError):
-            return Path(text).read_text(encoding="utf-8")
-    if text not in names():
-        near = get_close_matches(text.lower(), names(), n=3, cutoff=0.4) or names()
-        raise UsageError(
-            f"no recipe is called {text!r}; the closest are {', '.join(near)}. A file of yours ends in .yaml"
-        )
-    return _folder().joinpath(f"{text}.yaml").read_text(encoding="utf-8")
+        return read_text(Path(text))
+    return read_packaged(_PACKAGE, text, "recipe")
 
 
 def read(text: str, where: str) -> Recipe:
     """A recipe from the text of its file; `where` is the file's name, for errors."""
-    try:
+    with as_usage_error(UsageError, context=where):
         content = parse_yaml(text)
         if content is None:
             raise UsageError("a recipe is a table of fields, and the file is empty")
         return build(Recipe, content, "a recipe", SYNONYMS)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-
-
-def _folder() -> Traversable:
-    return files("flopping.training.recipes")

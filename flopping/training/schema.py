@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -67,6 +68,22 @@ def _require_simple(text: str) -> None:
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise UsageError(f"line {event.start_mark.line + 1}: nested more than {MAX_DEPTH} levels deep")
+
+
+def packaged_names(package: str) -> list[str]:
+    """The YAML files of a package, without their suffix."""
+    return sorted(path.name.removesuffix(".yaml") for path in files(package).iterdir() if path.name.endswith(".yaml"))
+
+
+def read_packaged(package: str, name: str, what: str) -> str:
+    """The text of a YAML file of a package; an error names those that are called alike."""
+    names = packaged_names(package)
+    if name not in names:
+        near = get_close_matches(name.lower(), names, n=3, cutoff=0.4) or names
+        raise UsageError(
+            f"no {what} is called {name!r}; the closest are {', '.join(near)}. A file of yours ends in .yaml"
+        )
+    return files(package).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def format_yaml(value: Any) -> str:
@@ -136,14 +153,6 @@ def document(cls: Any) -> list[tuple[str, str, str]]:
     for name, values in schema["properties"].items():
         (meaning,) = (each for each in cls.__pydantic_fields__[name].metadata if isinstance(each, str))
         default = "" if name in schema["required"] else format_yaml(values.get("default", {})).strip()
-        rows.append((name, default, meaning + _list_choices(values)))
+        choices = f" ({', '.join(values['enum'])})" if "enum" in values else ""
+        rows.append((name, default, meaning + choices))
     return rows
-
-
-def _list_choices(schema: Mapping[str, Any]) -> str:
-    """The values of a field that takes one of a few.
-
-    >>> _list_choices({"enum": ["ce", "bce"]}), _list_choices({"type": "string"})
-    (' (ce, bce)', '')
-    """
-    return f" ({', '.join(schema['enum'])})" if "enum" in schema else ""

@@ -42,7 +42,7 @@ def bench(*arguments: str) -> Result:
         (["--paper", "--budget", "nan"], "'--budget'"),
         (["layers", "--threads", HUGE], "'--threads'"),
         (["export", "--batch", HUGE], "'--batch'"),
-        (["export", "ViT-S"], "'ViT-S' has no ordinary twin"),
+        (["export", "ViT-S", "--train"], "ONNX Runtime"),
         (["export", "E(ViT-Q)"], "the closest are E(ViT-S)"),
     ],
 )
@@ -52,7 +52,7 @@ def test_refusals(arguments: list[str], message: str) -> None:
     assert message in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("command", [["E(ViT-S)"], ["export"]])
+@pytest.mark.parametrize("command", [["E(ViT-S)"], ["export", "E(ViT-S)"]])
 @pytest.mark.parametrize("place", ["notes.txt", "bytes", "missing/out.jsonl", ""])
 def test_places_for_records_that_are_refused_at_once(tmp_path: Path, command: list[str], place: str) -> None:
     files = {"notes.txt": b"my notes\n", "bytes": b"\x00\xff"}
@@ -71,7 +71,7 @@ def test_records_go_where_a_link_leads(tmp_path: Path) -> None:
     file = RecordFile(link)
     assert link.is_symlink()
     assert not target.exists()
-    file.add([ordinary()])
+    file.add(ordinary())
     assert len(read(target)) == 1
 
 

@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 
 from flopping.checkpoints import weight_files
 from flopping.deploy import FORMATS, CheckFailedError, Exported, ExportError, export, onnx_file, open_classifier
-from flopping.deploy.exporter import TOLERANCE, check, make_images
-from flopping.deploy.formats import describe
+from flopping.deploy.exporter import TOLERANCE, check, describe, make_images
 from flopping.errors import UsageError
 from flopping.models import VisionTransformer
 from flopping.models.zoo import ZOO
@@ -333,7 +332,7 @@ def test_outputs_that_are_refused(output: str, options: list[str], word: str, tm
 @pytest.mark.usefixtures("_idle")
 def test_a_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr("flopping.deploy.formats.find_spec", lambda name: None if name == "onnxscript" else find(name))
+    monkeypatch.setattr("flopping.deploy.exporter.find_spec", lambda name: None if name == "onnxscript" else find(name))
     assert "onnxscript: pip install 'flopping[onnx]'" in refuse("E(ViT-S)", "-o", tmp_path / "a.onnx")
 
 

@@ -25,7 +25,7 @@ from flopping.lab.experiment import runs
 from flopping.lab.experiment.figure import draw_over_elements, draw_over_time
 from flopping.lab.experiment.plan import load
 from flopping.lab.experiment.runs import Experiment
-from flopping.lab.experiment.summary import minutes, rows_of
+from flopping.lab.experiment.summary import minutes, rows_of, write_report
 from flopping.training.job import Job
 from flopping.training.recipe import load as load_recipe
 from flopping.training.run_log import read_log
@@ -251,13 +251,13 @@ def test_an_experiment_of_other_arms_with_all_orientations(quick: None, tmp_path
 
 def test_what_has_finished_is_not_run_again_and_a_report_of_a_part_says_so(done: Done, tmp_path: Path) -> None:
     logs = {name: (done.runs / name / "log.jsonl").stat().st_mtime_ns for name in ORDER}
-    assert json.loads(run(*done.words, "--json").output)["finished"] == 6
+    assert json.loads(run(*done.words, "--json").output)["runs"] == 6
     assert {name: (done.runs / name / "log.jsonl").stat().st_mtime_ns for name in ORDER} == logs
     assert done.page.read_text(encoding="utf-8") == done.report
     marker = done.runs / ORDER[-1] / "finished.json"
     aside = marker.rename(tmp_path / "aside")
     try:
-        assert run(*done.words, "--report", str(tmp_path / "part.md"), "--only-report").exit_code == 0
+        write_report(done.experiment, tmp_path / "part.md", "flopping experiment")
         assert "**5 of 6 runs have finished**" in (tmp_path / "part.md").read_text()
     finally:
         aside.rename(marker)
@@ -276,7 +276,7 @@ def test_runs_of_another_recipe_scale_or_data_are_refused(done: Done) -> None:
         recipe.write_text(RECIPE.replace("depth: 1", "depth: 2"))
         assert done.experiment.pace(done.experiment.plan.pairs[0]) is None
         recipe.write_text(RECIPE.replace("lr: 1.0e-3", "lr: 2.0e-3"))
-        result = run(*done.words, "--only-report")
+        result = run(*done.words)
     finally:
         recipe.write_text(RECIPE)
     assert result.exit_code == 2, result.output
@@ -305,11 +305,10 @@ def test_after_a_run_that_fails_no_other_is_started(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cifar11"], "'cifar11'; there is cifar10"),
+        (["cifar11"], "'cifar11'; the closest are cifar10"),
         (["missing.yaml"], "missing.yaml"),
         (["cifar10", "--scale", "0"], "got 0.0"),
         (["cifar10", "--report", "page.html"], "'page.html'"),
-        (["cifar10", "--only-report"], "nothing has finished"),
         (["cifar10"], "no-such-folder"),
     ],
 )

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from flopping.errors import UsageError
-from flopping.lab.probe import EIGHTHS, LayerReport, Report, probe, read_features
-from flopping.lab.probe_figure import draw
+from flopping.lab.probe import EIGHTHS, LayerReport, Report, draw, probe, read_features
 from flopping.models import ConvNeXt, VisionTransformer
 from flopping.models.backbone import Backbone
 from flopping.models.zoo import ZOO

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from support.views import FAMILIES, classifier, equivariant, network, ordinary, photo
 
-from flopping.lab.show import RGB, capture_view
-from flopping.lab.show_figure import draw
+from flopping.lab.show import RGB, capture_view, draw
 
 
 def warmth(pixels: RGB) -> np.ndarray:

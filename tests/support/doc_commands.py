@@ -49,9 +49,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "bench launches": ("--no-compile", "--batch", "1"),
     "show": ("--model", "deit3_flop_test_patch16_64"),
     "doctor": ("--device", "cpu", "--quiet"),
-    **dict.fromkeys(
-        ("bench export", "count", "recipes", "report", "verify", "convert", "predict", "export", "probe"), ()
-    ),
+    **dict.fromkeys(("count", "recipes", "report", "verify", "convert", "predict", "export", "probe"), ()),
 }
 """Options that are added to a command: the last value of an option counts."""
 DRAWING = ("report", "show", "probe")
@@ -162,7 +160,7 @@ def flopping(folder: Path, words: Sequence[str], given: bytes = b"") -> Ran:
         small = (*(FASHION if "fashion-mnist" in asked else ("batch_size=4", "img_size=32")), *small)
         keys = {word.partition("=")[0] for word in small if "=" in word}
         asked = [word for word in asked if word.partition("=")[0] not in keys]
-    if name == "bench export" or (name == "bench" and sum(map(is_network, asked)) != 1):
+    if name == "bench" and ("onnxruntime" in asked or sum(map(is_network, asked)) != 1):
         return _plan(folder, asked)
     large = (
         name not in ("count", "bench launches") and "fashion-mnist" not in asked
@@ -204,7 +202,11 @@ def _plan(folder: Path, asked: Sequence[str]) -> Ran:
         planned.extend(group)
         self.sink(many()[0])  # something was measured, else the command would rightly complain
 
-    exported = patch("flopping.lab.bench.bench_export.compare_all", lambda pairs, **_: planned.extend(pairs) or [])
+    def export(records: Sequence[object], _: object, sink: Callable[[object], object], *more: object) -> None:
+        planned.extend(records)
+        sink(many()[0])
+
+    exported = patch("flopping.lab.bench.measure_groups.measure_exported", export)
     with exported, patch.object(Session, "measure", measure):
         ended = call(*asked)
     assert planned, f"nothing would be measured: {ended.err}"

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
+from uuid import uuid4
+
+import torch
+from timm.data import resolve_model_data_config
 
 from flopping.cost.measure import Session
 from flopping.cost.protocol import Protocol
 from flopping.cost.records import EXPORTED, Record
+from flopping.cost.timing import interleave
+from flopping.cost.worker import describe
+from flopping.deploy import CheckFailedError, onnx_file
+from flopping.deploy.exporter import check, make_images
+from flopping.errors import UsageError
+from flopping.models import targets
+
+CHECKED = 2
+"""Images on which an exported graph is compared with its network."""
+Report = Callable[[str, float], object]
+"""Takes a text, and the share of the work that is done."""
 
 
 def measure_groups(
@@ -18,27 +36,58 @@ def measure_groups(
     *,
     seconds: float | None = None,
     cache: Path | None = None,
-    progress: Callable[[str, float], object] = lambda text, share: None,
+    progress: Report = lambda text, share: None,
 ) -> int:
     """Measure the networks of each group in turn; after so many seconds no further group is begun.
 
-    Returns how many groups are left. `progress` gets a text and the share of the work that is done.
+    Returns how many groups are left.
     """
     start = monotonic()
     for number, group in enumerate(groups):
         if seconds is not None and monotonic() - start > seconds:
             return len(groups) - number
 
-        def report(text: str, share: float = 0.5, number: int = number) -> None:
+        def report(text: str, share: float, number: int = number) -> None:
             progress(text, (number + share) / len(groups))
 
-        if group[0].setting.mode == EXPORTED:
-            from flopping.lab.bench.bench_export import compare_all  # ONNX is an extra
-
-            x, e = group
-            for found in compare_all([(x, e)], repeats=protocol.repeats, warmup=protocol.warmup, progress=report):
-                sink(found.x)
-                sink(found.e)
-        else:
-            Session(protocol, sink, cache=cache, progress=report).measure(group)
+        exported = [record for record in group if record.setting.mode == EXPORTED]
+        if len(exported) < len(group):
+            others = [record for record in group if record.setting.mode != EXPORTED]
+            Session(protocol, sink, cache=cache, progress=report).measure(others)
+        if exported:
+            measure_exported(exported, protocol, sink, report)
     return 0
+
+
+def measure_exported(
+    records: Sequence[Record], protocol: Protocol, sink: Callable[[Record], object], progress: Report
+) -> None:
+    """Export networks, compare each graph with its network, and time the graphs in turn in this process."""
+    runs: dict[str, Callable[[], object]] = {}
+    found: dict[str, Record] = {}
+    with tempfile.TemporaryDirectory(prefix="flopping-") as folder:
+        for number, record in enumerate(records):
+            progress(f"exporting {record.name}", number / len(records) / 2)
+            figures = describe(record.model, training=False)
+            try:
+                runs[record.model] = _export(record, Path(folder, f"{number}.onnx"))
+            except (CheckFailedError, UsageError) as error:
+                figures["problem"] = str(error)
+            found[record.model] = replace(record, **figures)
+        progress("timing exported networks", 0.5)
+        timings, run = interleave(runs, protocol.repeats, protocol.warmup), uuid4().hex[:12]
+    for name, record in found.items():
+        seconds = timings[name].seconds if name in timings else ()
+        sink(replace(record, run=run, warmup=protocol.warmup, seconds=seconds))
+
+
+def _export(record: Record, path: Path) -> Callable[[], object]:
+    """A call that runs an exported network on a batch, once its logits are known to be those of the network."""
+    torch.manual_seed(0)
+    model = targets.load(record.model).eval()
+    size = resolve_model_data_config(model)["input_size"]
+    onnx_file.require_small(model, record.name)
+    onnx_file.write_graph(model, size, path)
+    check(onnx_file.read(path), model, [make_images(model, size, CHECKED)])
+    images = {onnx_file.INPUT: make_images(model, size, record.setting.batch).numpy()}
+    return partial(onnx_file.start_session(path, record.setting.threads).run, [onnx_file.OUTPUT], images)

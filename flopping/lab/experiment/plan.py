@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +14,11 @@ from pydantic.dataclasses import dataclass
 
 from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import LARGEST_TEXT, require_regular
+from flopping.files import read_text
 from flopping.models.paper import ordinary_name
 from flopping.training import recipe as recipes
 from flopping.training.recipe import Count, GroupName, Recipe
-from flopping.training.schema import build, parse_yaml
+from flopping.training.schema import build, parse_yaml, read_packaged
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -124,33 +122,21 @@ class Run:
 
 def load(name: str) -> Plan:
     """An experiment of the package by its name, or one of yours by its path, which ends in .yaml."""
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        with as_usage_error(OSError, UsageError, context="experiment"):
-            require_regular(path, LARGEST_TEXT)
-            with as_usage_error(UnicodeDecodeError, context=f"{name!r} is no text in UTF-8"):
-                text = path.read_text(encoding="utf-8")
-        return read(text, path.stem, path.parent)
-    folder = files("flopping.lab.experiment")
-    names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
-    if name not in names:
-        near = get_close_matches(name, names, n=3, cutoff=0.4) or names
-        raise UsageError(f"no experiment is called {name!r}; there is {', '.join(near)}. A file of yours ends in .yaml")
-    return read(folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name, None)
-
-
-def read(text: str, name: str, folder: Path | None) -> Plan:
-    """A plan from the text of its file; recipes of yours lie beside it."""
-    with as_usage_error(UsageError, context=f"experiment {name!r}"):
-        content = parse_yaml(text)
+    path = Path(name)
+    own = path.suffix in (".yaml", ".yml")
+    with as_usage_error(UsageError, context=f"experiment {path.stem!r}"):
+        content = parse_yaml(read_text(path) if own else read_packaged("flopping.lab.experiment", name, "experiment"))
         lists = content if isinstance(content, Mapping) else {}
         if not isinstance(lists.get("pairs"), list) or not isinstance(lists.get("arms", []), list):
             raise UsageError(f"an experiment is a table with title, about, and a list of pairs, got {content!r}")
         pairs = [build(Pair, row, "a pair") for row in content["pairs"]]
-        if folder is not None:
-            pairs = [Pair(str(folder / p.recipe) if p.recipe.endswith(".yaml") else p.recipe, p.seeds) for p in pairs]
+        if own:  # recipes of yours lie beside it
+            pairs = [
+                dataclasses.replace(p, recipe=str(path.parent / p.recipe)) if p.recipe.endswith(".yaml") else p
+                for p in pairs
+            ]
         arms = {"arms": [build(Arm, row, "an arm") for row in content["arms"]]} if "arms" in content else {}
-        plan = build(Plan, {"name": name, **content, "pairs": pairs, **arms}, "an experiment")
+        plan = build(Plan, {"name": path.stem, **content, "pairs": pairs, **arms}, "an experiment")
         for run in plan.runs:  # recipes that can't be read or changed are refused now
             with as_usage_error(UsageError, context=f"arm {run.arm.name!r}"):
                 run.pair.content.override(run.changes(run.pair.content.epochs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -17,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
 from rich.console import Console
 
 from flopping.checkpoints.weight_files import CONFIG
@@ -24,7 +24,7 @@ from flopping.cost.timing import Interval, interleave
 from flopping.data.batches import detect_lost_workers
 from flopping.data.datasets import open_dataset
 from flopping.errors import RunInterruptedError, RunStoppedError, UsageError, as_usage_error, pluralize
-from flopping.files import atomic_write, folder_lock, require_regular
+from flopping.files import folder_lock, read_json, write_json
 from flopping.groups import get_group
 from flopping.lab.bench.bench_loader import WARM, build_trainer, repeat_epochs
 from flopping.lab.experiment.plan import Arm, Pair, Plan, Run
@@ -45,7 +45,7 @@ STEPS = 4
 """Training steps of each network in a round."""
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Pace:
     """Training images per second of a pair's first arm, and how many times as many each arm takes: medians."""
 
@@ -105,13 +105,11 @@ class Experiment:
             if not is_free(path):
                 raise UsageError(f"{str(path)!r} holds other files than those of an experiment: name another folder")
             return
-        require_regular(path / SETTINGS)
-        kinds = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
-        with as_usage_error(*kinds, context=str(path / SETTINGS)):
-            found = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+        found = read_json(path / SETTINGS)
+        with as_usage_error(KeyError, TypeError, AttributeError, ValueError, context=str(path / SETTINGS)):
             if found["format"] != FORMAT:
                 raise UsageError(f"it is of another version ({found['format']!r}, not {FORMAT!r}): name another folder")
-            paces = {name: _read_pace(**pace) for name, pace in found.pop("paces").items()}
+            paces = {name: Pace(**pace) for name, pace in found.pop("paces").items()}
             same = os.path.realpath(found["data"]) == os.path.realpath(data)
             if same and {**found, "data": data} == self._settings():
                 self.paces = paces
@@ -163,7 +161,7 @@ class Experiment:
                 except KeyboardInterrupt as stop:
                     raise RunInterruptedError(f"stopped while {names} were timed. {AGAIN}") from stop
             paces = {name: asdict(pace) for name, pace in self.paces.items()}
-            _write_json(self.path / SETTINGS, {**self._settings(), "paces": paces})
+            write_json(self.path / SETTINGS, {**self._settings(), "paces": paces})
 
     def _train(self, run: Run, options: Sequence[str], device: str) -> None:
         """Start or resume a run, wait for it, and record what is not in its own files."""
@@ -182,10 +180,10 @@ class Experiment:
             raise RunInterruptedError(f"stopped in run {run.name}. {AGAIN}")
         if code:
             raise RunStoppedError(f"{run.name} ended with code {code}; its output is above. {AGAIN}")
-        config = json.loads((find_checkpoint(folder) / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(find_checkpoint(folder) / CONFIG)
         content: dict[str, Any] = {"command": shlex.join(["flopping", *words])}
         content |= {"classes": config["num_classes"], "machine": asdict(this_machine(device))}
-        _write_json(folder / FINISHED, content)
+        write_json(folder / FINISHED, content)
         if received:
             raise RunInterruptedError(f"stopped after run {run.name}. {AGAIN}")
 
@@ -194,10 +192,8 @@ class Experiment:
         folder = self.path / run.name
         if not (folder / FINISHED).exists():
             return None
-        require_regular(folder / FINISHED)
-        kinds = (KeyError, TypeError, ValueError, RecursionError)
-        with as_usage_error(*kinds, context=f"{str(folder / FINISHED)!r} can't be read"):
-            content = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+        content = read_json(folder / FINISHED)
+        with as_usage_error(KeyError, TypeError, ValueError, context=f"{str(folder / FINISHED)!r} can't be read"):
             content["machine"] = Machine(**content["machine"])
         kept = Job.read(folder)
         # the machine may have chosen another precision
@@ -254,10 +250,6 @@ def timed_recipes(plan: Plan, pair: Pair) -> dict[str, str]:
     return {arm.name: replace(pair.changed(arm), model=pair.model(arm), **same).to_yaml() for arm in plan.arms}
 
 
-def _read_pace(gains: dict[str, list[float]], **values: Any) -> Pace:
-    return Pace(gains={name: Interval(*gain) for name, gain in gains.items()}, **values)
-
-
 def _steps(trainer: Trainer) -> Callable[[], float]:
     """A few training steps, done when their last loss is known."""
     batches = repeat_epochs(trainer.source)
@@ -268,8 +260,3 @@ def _steps(trainer: Trainer) -> Callable[[], float]:
         return loss.item()
 
     return run
-
-
-def _write_json(path: Path, content: object) -> None:
-    with atomic_write(path) as place:
-        place.write_text(json.dumps(content, indent=1), encoding="utf-8")

@@ -13,8 +13,7 @@ from flopping.lab.drawing import save
 from flopping.lab.experiment.figure import draw_over_elements, draw_over_time
 from flopping.lab.experiment.plan import Arm, Pair
 from flopping.lab.experiment.runs import STEPS, Experiment, Finished, Pace
-from flopping.lab.pages import render_template
-from flopping.lab.report.tables import describe, digits
+from flopping.lab.report.tables import describe, digits, render_template
 from flopping.training.networks import build
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flopping.errors import UsageError
-from flopping.files import atomic_write, require_writable, suffix_of
+from flopping.files import atomic_write
 from flopping.lab.drawing import BACKGROUND, COLOURS, INK, finished, logarithmic, panels, panels_per_row, save, style
 from flopping.lab.report.comparison import FAMILIES, OTHERS, Row, groups
 from flopping.lab.report.tables import markdown, title_of
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
 MARKERS = {"E": "s", "H": "D", "I": "^", "S": "v"}
 ISOTROPIC = "(iso.)"
 """How the paper's names of isotropic networks end."""
-
-
-def require_page(path: Path, force: bool) -> None:
-    """Refuse a path at which no page can be written, or no figure beside it."""
-    if suffix_of(path, [".md"]) != ".md":
-        raise UsageError(f"the report is a page of Markdown, so its name ends with .md, got {str(path)!r}")
-    for file in (path, path.with_suffix(".png")):
-        require_writable(file, force)
 
 
 def write_page(rows: Sequence[Row], path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from math import floor, log10
 from operator import attrgetter
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
@@ -16,7 +19,6 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flopping.errors import pluralize
-from flopping.lab.pages import render_template
 from flopping.lab.report.comparison import Row, groups, printable
 from flopping.machine import Machine
 
@@ -215,3 +217,30 @@ def span(values: Sequence[float], form: str) -> str:
     """
     ends = [form.format(end) for end in (min(values), max(values))] if values else []
     return " to ".join(dict.fromkeys(ends))
+
+
+def render_template(name: str, **values: Any) -> str:
+    """The text of a template."""
+    return _environment().get_template(f"{name}.j2").render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("flopping.lab", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["markdown"] = escape_markdown
+    return environment
+
+
+def escape_markdown(text: str) -> str:
+    r"""Text that Markdown shows as it is.
+
+    >>> escape_markdown("<b>|[x](y)_*`")
+    '&lt;b>\\|\\[x\\](y)\\_\\*\\`'
+    """
+    return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
