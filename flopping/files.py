@@ -10,12 +10,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flopping.errors import UsageError, as_usage_error
 
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
+
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The system's errors for a full disk."""
+STRICT: ConfigDict = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+"""How pydantic validates what files hold: no value is converted, but whole numbers serve as floats."""
 LARGEST_TEXT = 2**22
 """Bytes of a recipe or of a description in JSON."""
 

@@ -15,17 +15,13 @@ from rich.console import Console
 
 from flopping_cli import (  # noqa: F401 - they register their commands
     bench,
-    convert,
-    count,
     doctor,
     experiment,
+    explain,
     export,
     models,
     predict,
-    probe,
-    recipes,
     report,
-    show,
     train,
     verify,
 )

@@ -28,7 +28,7 @@ from flopping_cli.common import (
     show_status,
     stopped,
 )
-from flopping_cli.report import Format, Wide, chosen_format, print_rows
+from flopping_cli.report import Format, RecordFile, Wide, chosen_format, print_rows
 from flopping_cli.train import (
     Changes,
     Compile,
@@ -253,41 +253,6 @@ def print_goals(records: list[Record]) -> None:
     for what, found, goal, met in (*goal_results(records), *launch_results()):
         table.add_row(what, found, goal, MARKS[met])
     Console().print(table)
-
-
-class RecordFile:
-    """The file of records, if one was asked for. If some cannot be written, measuring goes on.
-
-    A file that has other content than records, or cannot be written, is refused before the work begins.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        from flopping.cost.records import read
-        from flopping.errors import as_usage_error
-        from flopping.files import require_regular
-
-        self.path, self.written, self.unwritten = path, 0, 0
-        self.known: list[Record] = []
-        if path is not None:
-            require_regular(path)
-            new = not path.exists()
-            if not new and path.stat().st_size:
-                self.known = read(path)
-            with as_usage_error(OSError), path.open("a", encoding="utf-8"):
-                pass
-            if new:  # it comes with the first record; a link to it stays
-                path.resolve().unlink()
-
-    def add(self, record: Record) -> None:
-        from flopping.cost.records import append
-
-        if self.path is not None:
-            try:
-                append(self.path, [record])
-                self.written += 1
-            except OSError as error:
-                self.unwritten += 1
-                say(f"A record could not be written to {self.path}: {error.strerror or error}")
 
 
 @bench.command()

@@ -1,4 +1,4 @@
-"""`flopping report`."""
+"""`flopping report`, and the files of records that `flopping bench` writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli.common import Force, Json, Quiet, app, print_json, show_status
+from flopping_cli.common import Force, Json, Quiet, app, print_json, say, show_status
 
 if TYPE_CHECKING:
     from flopping.cost.records import Record
@@ -94,3 +94,38 @@ def print_rows(records: list[Record], form: Format, wide: bool = False) -> None:
         print_json(row.figures for row in rows)
     else:
         typer.echo(tables.markdown(rows), nl=False)
+
+
+class RecordFile:
+    """The file of records, if one was asked for. If some cannot be written, measuring goes on.
+
+    A file that has other content than records, or cannot be written, is refused before the work begins.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        from flopping.cost.records import read
+        from flopping.errors import as_usage_error
+        from flopping.files import require_regular
+
+        self.path, self.written, self.unwritten = path, 0, 0
+        self.known: list[Record] = []
+        if path is not None:
+            require_regular(path)
+            new = not path.exists()
+            if not new and path.stat().st_size:
+                self.known = read(path)
+            with as_usage_error(OSError), path.open("a", encoding="utf-8"):
+                pass
+            if new:  # it comes with the first record; a link to it stays
+                path.resolve().unlink()
+
+    def add(self, record: Record) -> None:
+        from flopping.cost.records import append
+
+        if self.path is not None:
+            try:
+                append(self.path, [record])
+                self.written += 1
+            except OSError as error:
+                self.unwritten += 1
+                say(f"A record could not be written to {self.path}: {error.strerror or error}")

@@ -9,10 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from flopping.cost.timing import Timing
 from flopping.errors import UsageError, as_usage_error, pluralize
+from flopping.files import STRICT
 from flopping.machine import Machine
 
 FORMAT = "flopping-bench-1"
@@ -31,8 +32,6 @@ EXPORTED = "onnxruntime"
 TASKS = ("inference", "training")
 LARGEST = 2**28
 """Bytes of a file of records."""
-STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-"""No value is converted to another type, but whole numbers serve as floats."""
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]

@@ -13,9 +13,8 @@ from annotated_types import Interval, MinLen
 from pydantic import BeforeValidator, Strict
 from pydantic.dataclasses import dataclass
 
-from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import read_text
+from flopping.files import STRICT, read_text
 from flopping.models.arguments import MAX_IMG_SIZE, SET_BY_FIELDS
 from flopping.training.schema import (
     as_file_error,

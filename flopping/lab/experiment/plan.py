@@ -12,9 +12,8 @@ from annotated_types import MaxLen, MinLen
 from pydantic import StringConstraints
 from pydantic.dataclasses import dataclass
 
-from flopping.cost.records import STRICT
 from flopping.errors import UsageError, as_usage_error
-from flopping.files import read_text
+from flopping.files import STRICT, read_text
 from flopping.models.paper import ordinary_name
 from flopping.training import recipe as recipes
 from flopping.training.recipe import Count, GroupName, Recipe
