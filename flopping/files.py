@@ -74,7 +74,10 @@ def atomic_write(path: Path, *, folder: bool = False) -> Iterator[Path]:
             for file in place.iterdir() if folder else [place]:
                 with open(file, "rb") as written:
                     os.fsync(written.fileno())
-            _replace(place, target, scratch / f"{target.name}.old")
+            if folder and target.exists():
+                _replace_folder(place, target, scratch / f"{target.name}.old")
+            else:
+                os.replace(place, target)
     except (BrokenPipeError, WriteError):
         raise  # of something else
     except OSError as error:
@@ -87,11 +90,8 @@ def atomic_write(path: Path, *, folder: bool = False) -> Iterator[Path]:
         raise WriteError(path, error) from error
 
 
-def _replace(place: Path, target: Path, old: Path) -> None:
-    """Rename what was written. A folder takes two renamings: if the second fails, the older one gets its name back."""
-    if not target.is_dir():
-        os.replace(place, target)
-        return
+def _replace_folder(place: Path, target: Path, old: Path) -> None:
+    """That takes two renamings. If the second fails, the older folder gets its name back."""
     try:
         os.rename(target, old)
         os.rename(place, target)

@@ -20,7 +20,7 @@ from flopping.cost.timing import interleave
 from flopping.cost.worker import describe
 from flopping.deploy import CheckFailedError, onnx_file
 from flopping.deploy.exporter import check, make_images
-from flopping.errors import UsageError
+from flopping.errors import UsageError, pluralize
 from flopping.models import targets
 
 CHECKED = 2
@@ -75,10 +75,16 @@ def measure_exported(
                 figures["problem"] = str(error)
             found[record.model] = replace(record, **figures)
         progress("timing exported networks", 0.5)
-        timings, run = interleave(runs, protocol.repeats, protocol.warmup), uuid4().hex[:12]
-    for name, record in found.items():
-        seconds = timings[name].seconds if name in timings else ()
-        sink(replace(record, run=run, warmup=protocol.warmup, seconds=seconds))
+        rounds: list[dict[str, float]] = []
+        try:
+            interleave(runs, protocol.repeats, protocol.warmup, progress=rounds.append)
+        finally:  # an interrupt keeps the rounds until then
+            run = uuid4().hex[:12]
+            left = None if len(rounds) == protocol.repeats else f"interrupted after {pluralize(len(rounds), 'round')}"
+            for name, record in found.items():
+                seconds = tuple(times[name] for times in rounds if name in times)
+                problem = record.problem or left
+                sink(replace(record, run=run, warmup=protocol.warmup, seconds=seconds, problem=problem))
 
 
 def _export(record: Record, path: Path) -> Callable[[], object]:
