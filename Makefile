@@ -66,7 +66,7 @@ results: $(READY) ## measure what docs/results shows, add it there, and make the
 	@mkdir -p $(RESULTS)
 	$(BIN)/flopping bench "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S)" --own -o $(RESULTS)/first.jsonl
 	$(BIN)/flopping bench --goals -o $(RESULTS)/goals.jsonl
-	$(BIN)/flopping bench $(SMALL) --latency --mode compiled --mode compiled-frozen -o $(RESULTS)/latency.jsonl
+	$(BIN)/flopping bench $(SMALL) --batch 1 --mode compiled --mode compiled-frozen -o $(RESULTS)/latency.jsonl
 	$(BIN)/flopping bench --paper --budget $(BUDGET) -o $(RESULTS)/paper.jsonl
 	$(BIN)/flopping report $(RESULTS)/*.jsonl -o $(RESULTS)/table.md --force
 

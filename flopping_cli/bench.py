@@ -28,7 +28,7 @@ from flopping_cli.common import (
     show_status,
     stopped,
 )
-from flopping_cli.report import Format, RecordFile, Wide, chosen_format, print_rows
+from flopping_cli.report import RecordFile, Wide, print_table
 from flopping_cli.train import (
     Changes,
     Compile,
@@ -103,9 +103,8 @@ def networks(
     ] = None,
     device: Device = "auto",
     batch: Annotated[
-        int | None, typer.Option(min=1, max=2**20, help="Images in a batch: 64 on CUDA, 8 on a CPU.")
+        int | None, typer.Option(min=1, max=2**20, help="Images in a batch: 64 on CUDA, 8 on a CPU; 1 for latency.")
     ] = None,
-    latency: Annotated[bool, typer.Option("--latency", help="One image at a time.")] = False,
     train: Annotated[bool, typer.Option("--train", help="Steps of training instead of inference.")] = False,
     repeats: Annotated[
         int | None,
@@ -127,7 +126,6 @@ def networks(
     out: Annotated[
         Path | None, typer.Option("-o", "--output", help="Add the records to this file of JSON lines, for the report.")
     ] = None,
-    form: Annotated[Format | None, typer.Option("--format", help="What to print; a table by default.")] = None,
     wide: Wide = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -154,14 +152,10 @@ def networks(
 
     if os.name != "posix":
         raise UsageError("flopping bench needs Linux or macOS: it starts and ends processes as these do")
-    form = chosen_format(form, json) or Format.table
     if bool(models) + paper + goals != 1:
         raise UsageError(
             'say what to measure, in one of three ways: names of networks, e.g. "E(ViT-S)", --paper, --goals'
         )
-    if latency and (train or batch not in (None, 1)):
-        got = "--train" if train else f"--batch {batch}"
-        raise UsageError(f"--latency is inference with batch 1, got {got}")
     if budget is not None and models:
         raise UsageError(f"--budget is for --paper or --goals, got --budget {budget:g} and names of networks")
     if train and Mode.frozen in (mode or ()):
@@ -183,14 +177,14 @@ def networks(
     protocol = PAPER_PROTOCOL if on.startswith("cuda") else CPU_PROTOCOL
     protocol = replace(
         protocol,
-        batch=1 if latency else batch or protocol.batch,
+        batch=batch or protocol.batch,
         warmup=protocol.warmup if warmup is None else warmup,
         repeats=repeats or protocol.repeats,
         seconds=protocol.seconds if repeats is None else None,
     )
     if goals:
         fixed = {"--mode": mode, "--dtype": dtype, "--batch": batch, "--threads": threads, "--baseline": baseline}
-        fixed |= {"--device": device != "auto", "--train": train, "--latency": latency, "--own": own}
+        fixed |= {"--device": device != "auto", "--train": train, "--own": own}
         if excluded := [name for name, value in fixed.items() if value]:
             raise UsageError(f"goals are set for settings of their own: leave out --goals or {', '.join(excluded)}")
         groups = [goal.plan(**shared) for goal in all_goals()]
@@ -212,7 +206,7 @@ def networks(
     def keep(record: Record) -> None:
         records.append(record)
         file.add(record)
-        if form is Format.jsonl:
+        if json:
             typer.echo(to_line(record))
 
     interrupted, left = False, 0
@@ -230,9 +224,9 @@ def networks(
             )
         except KeyboardInterrupt:
             interrupted = True
-    if records and form is not Format.jsonl:
-        print_rows(records, form, wide)
-    if goals and form is not Format.jsonl:
+    if records and not json:
+        print_table(records, wide)
+    if goals and not json:
         print_goals([*known, *records])
     if interrupted:
         kept = f", {pluralize(file.written, 'record')} kept in {out}" if file.written else ""

@@ -47,8 +47,6 @@ def show(
     block: Annotated[
         int | None,
         typer.Option(
-            "--block",
-            "--layer",
             help="Features and attention of this block, from 0; -1 is the last. By default an"
             " early block's features and the last one's attention.",
         ),

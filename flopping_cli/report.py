@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +12,6 @@ from flopping_cli.common import Force, Json, Quiet, app, print_json, say, show_s
 
 if TYPE_CHECKING:
     from flopping.cost.records import Record
-
-
-class Format(str, Enum):
-    table = "table"
-    markdown = "markdown"
-    jsonl = "jsonl"
 
 
 Wide = Annotated[bool, typer.Option("--wide", help="A table with all columns, wider than 80 characters.")]
@@ -33,9 +26,6 @@ def report(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE.md", help="Write a page; its figure comes beside it.")
     ] = None,
-    form: Annotated[
-        Format | None, typer.Option("--format", help="What is printed where there is no -o; a table by default.")
-    ] = None,
     wide: Wide = False,
     force: Force = False,
     json: Json = False,
@@ -47,22 +37,24 @@ def report(
     """
     from flopping.errors import UsageError, as_usage_error
 
-    form = chosen_format(form, json)
-    if output is not None and form is not None:
-        raise UsageError(f"--format {form.value} is printed and -o {output} writes a page: choose one of them")
+    if output is not None and json:
+        raise UsageError(f"--json prints, and -o {output} writes a page: choose one of them")
     if output is None and force:
         raise UsageError("--force is for the page that -o names")
     with show_status("Reading", quiet):
         from flopping.cost.records import read
+        from flopping.lab.report.comparison import compare
 
         with as_usage_error(OSError):
             records = [record for path in files for record in read(path)]
     if output is None:
-        print_rows(records, form or Format.table, wide)
+        if json:
+            print_json(row.figures for row in compare(records))
+        else:
+            print_table(records, wide)
         return
     from flopping.files import require_output, require_writable
     from flopping.lab.drawing import require_matplotlib
-    from flopping.lab.report.comparison import compare
     from flopping.lab.report.page import write_page
 
     require_matplotlib()
@@ -73,27 +65,12 @@ def report(
     typer.echo(f"The report is {output}")
 
 
-def chosen_format(form: Format | None, json: bool) -> Format | None:
-    """The format that two options ask for."""
-    from flopping.errors import UsageError
-
-    if json and form not in (None, Format.jsonl):
-        raise UsageError(f"--json is --format jsonl, got --format {form.value} too")
-    return Format.jsonl if json else form
-
-
-def print_rows(records: list[Record], form: Format, wide: bool = False) -> None:
-    """Measurements as text on standard output."""
+def print_table(records: list[Record], wide: bool) -> None:
+    """Measurements as tables on standard output."""
     from flopping.lab.report import tables
     from flopping.lab.report.comparison import compare
 
-    rows = compare(records)
-    if form is Format.table:
-        tables.show(rows, Console(), wide)
-    elif form is Format.jsonl:
-        print_json(row.figures for row in rows)
-    else:
-        typer.echo(tables.markdown(rows), nl=False)
+    tables.show(compare(records), Console(), wide)
 
 
 class RecordFile:

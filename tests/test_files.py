@@ -33,6 +33,14 @@ def test_what_was_there_stays_until_all_is_written(tmp_path: Path, folder: bool,
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_never_replaces_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "mine").touch()
+    with pytest.raises(WriteError), atomic_write(tmp_path / "a") as place:
+        place.write_text("new")
+    assert (tmp_path / "a" / "mine").exists()
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_permissions_follow_the_umask_and_a_link_stays_one(tmp_path: Path, mask: int) -> None:
     target, link = tmp_path / "a", tmp_path / "latest"

@@ -44,14 +44,10 @@ def refusal(*arguments: str | Path) -> str:
     return " ".join(result.output.replace("│", " ").split())
 
 
-def test_tables_are_printed_in_three_formats(file: Path) -> None:
-    rows = compare(PAIR)
+def test_tables_are_printed_for_people_and_for_machines(file: Path) -> None:
     assert "1.60 [1.50, 2.10]" in run(file).output
-    assert run(file, "--format", "table").output == run(file).output
-    assert run(file, "--format", "markdown").output == tables.markdown(rows)
-    for words in (["--format", "jsonl"], ["--json"]):
-        lines = run(file, *words).output.splitlines()
-        assert [json.loads(line) for line in lines] == [row.figures for row in rows]
+    lines = run(file, "--json").output.splitlines()
+    assert [json.loads(line) for line in lines] == [row.figures for row in compare(PAIR)]
 
 
 def test_several_files_are_one_report_and_a_file_counts_once(file: Path, tmp_path: Path) -> None:
@@ -86,8 +82,7 @@ def test_bad_arguments_are_refused(file: Path, tmp_path: Path, monkeypatch: pyte
     for arguments, words in (
         ([file, bad, "-o", out], "line 1"),
         ([tmp_path / "none.jsonl"], "No such file"),
-        ([file, "--format", "markdown", "-o", out], "--format markdown"),
-        ([file, "--format", "markdown", "--json"], "--format markdown"),
+        ([file, "--json", "-o", out], "--json"),
         ([file, "--force"], "--force"),
         ([file, "-o", tmp_path / "report"], "ends with .md"),
         ([file, "-o", file / "out.md"], "no folder"),
