@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flopping import files
 from flopping.errors import UsageError
-from flopping.files import WriteError, atomic_write, folder_lock, require_writable
+from flopping.files import WriteError, atomic_write, folder_lock, read_json, require_writable, write_json
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["disk", "key"])
@@ -54,6 +55,25 @@ def test_permissions_follow_the_umask_and_a_link_stays_one(tmp_path: Path, mask:
     assert link.is_symlink()
     assert target.read_text() == "all of it"
     assert target.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), (b"\xff", "no text in UTF-8"), (b"{", "can't be read"), (b"[" * 100_000, "can't be read")],
+)
+def test_small_files_that_cannot_be_read_are_refused(
+    tmp_path: Path, content: bytes | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=f"'.*a.json'.*{message}"):
+        read_json(path)
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    monkeypatch.setattr(files, "LARGEST_TEXT", 5)
+    with pytest.raises(UsageError, match="more than the 5 that are read"):
+        read_json(path)
 
 
 def test_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
