@@ -30,7 +30,6 @@ class Machine:
 
     processor: str
     cores: int
-    """Cores that this process may use."""
     memory_gib: float
     gpu: str | None
     system: str

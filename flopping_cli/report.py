@@ -66,7 +66,6 @@ def report(
 
 
 def print_table(records: list[Record], wide: bool) -> None:
-    """Measurements as tables on standard output."""
     from flopping.lab.report import tables
     from flopping.lab.report.comparison import compare
 

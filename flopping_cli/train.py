@@ -205,7 +205,6 @@ def count_changed(number: int) -> str:
 
 
 def show_accuracy(what: str, images: str, found: Accuracy) -> None:
-    """A result in words."""
     typer.echo(f"{what} on {found.images} {images}:")
     top5 = "" if found.top5 is None else f", top-5 {found.top5:.2f} %"
     typer.echo(f"  top-1 {found.top1:.2f} %{top5}")

@@ -26,7 +26,6 @@ MODES = {
     "reduce-overhead": "compiled; a forward pass is one CUDA graph, launched at once",
     "max-autotune": "compiled; kernels of matrix products are chosen by timing; on CUDA also one graph",
 }
-"""How a network runs."""
 EXPORTED = "onnxruntime"
 """The mode of an exported network, `flopping bench --mode onnxruntime`."""
 TASKS = ("inference", "training")
@@ -52,7 +51,6 @@ class Setting:
     """Others than float32 are autocast: weights stay in float32."""
     batch: Annotated[int, Field(ge=1)]
     threads: int
-    """CPU threads."""
 
     def __str__(self) -> str:
         where = f"{self.device}, {pluralize(self.threads, 'thread')}"
@@ -82,9 +80,7 @@ class Record:
     model: str
     """The registered name, or FILE.py:ATTRIBUTE."""
     paper: str | None
-    """Its name in the paper."""
     baseline: str | None
-    """The `model` that it is compared with."""
     setting: Setting
     input_size: tuple[int, ...]
     params: Count

@@ -74,8 +74,6 @@ def require_same_classes(train: ImageDataset, test: ImageDataset, data: str) -> 
 
 
 class TorchvisionDataset(ImageDataset):
-    """A dataset of torchvision."""
-
     def __init__(self, name: str, pairs: Any) -> None:
         self.name, self.pairs = name, pairs
         names = getattr(pairs, "classes", None) or pairs.all_categories
@@ -118,8 +116,6 @@ def open_torchvision(data: str, split: str, root: str | None) -> TorchvisionData
 
 
 class HubDataset(ImageDataset):
-    """A dataset of Hugging Face."""
-
     def __init__(self, name: str, rows: Any, image: str, label: str) -> None:
         self.name, self.rows, self.image, self.label = name, rows, image, label
         self.classes = tuple(rows.features[label].names)

@@ -36,8 +36,6 @@ class ImageDataset(ABC):
 
 
 class ArrayDataset(ImageDataset):
-    """Images in memory."""
-
     def __init__(
         self, name: str, images: NDArray[Any], labels: Sequence[int] | NDArray[Any], classes: Sequence[str]
     ) -> None:

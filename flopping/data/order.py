@@ -53,7 +53,6 @@ class Order:
     images: int
     batch_size: int
     micro_batch: int
-    """Images of a micro-batch."""
     repeats: int
     seed: int
 
@@ -103,7 +102,6 @@ class MicroBatchSampler(Sampler[list[Key]]):
     def __init__(self, order: Order, rank: int = 0, world_size: int = 1) -> None:
         self.order, self.rank, self.world_size = order, rank, world_size
         self.assigned = order.assign(rank, world_size)
-        """The micro-batches of a step that this rank computes."""
         self.passes = ceil(order.micro_batches / world_size)
         """Forward passes of a step, the same number on every rank; one without images where a rank has fewer."""
         self.mean_assigned = order.micro_batches / world_size

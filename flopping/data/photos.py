@@ -48,7 +48,6 @@ class Photo:
     """A file, or the content of a pipe."""
 
     name: str
-    """The path, as it was given or found."""
     content: bytes | None = None
     """The content of a pipe; a file is read when its turn comes."""
 

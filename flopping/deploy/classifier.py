@@ -24,7 +24,6 @@ from flopping.training.preprocessing import normalisation_of, preparation_of
 
 CPU = torch.device("cpu")
 SEED = 0
-"""The seed of random weights."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class Classifier:
     trained: bool | None
     """False for random weights; None for your own code, because it is unknown."""
     folder: Path | None = None
-    """The folder of its checkpoint."""
 
     @property
     def device(self) -> torch.device:

@@ -51,7 +51,6 @@ class Checked:
     """What a check found; differences are shares of the largest logit."""
 
     batches: tuple[int, ...]
-    """The batch sizes that were tried."""
     difference: float
     """Between the logits of the exported network and those of the network."""
     mirror_difference: float

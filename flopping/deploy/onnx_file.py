@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import onnxruntime
 
 INPUT, OUTPUT = "image", "logits"
-"""The names of the graph's input and output."""
 OPSETS = range(18, 24)
 """Versions of the operators that PyTorch writes and ONNX Runtime reads."""
 DEFAULT_OPSET = 20

@@ -29,8 +29,6 @@ Named = str | Path | Photo | Failed
 
 @dataclass(frozen=True)
 class Ranked:
-    """A class of an image."""
-
     label: str
     number: int
     """Its index among the network's classes."""
@@ -44,7 +42,6 @@ class Moved:
     """What the network says about the image moved by an element of a group."""
 
     same: bool
-    """Whether its class is the same."""
     label: str
     difference: float
     """The largest difference between the logits of the two, over all classes."""

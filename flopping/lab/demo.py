@@ -58,7 +58,6 @@ class DemoResult:
     mirrored: Tensor
     """The same for the mirrored images."""
     labels: Tensor
-    """The right classes."""
 
     def score(self, among: Tensor, *, mirrored: bool) -> float:
         """Per cent of the images among some that get the right class."""
@@ -196,7 +195,6 @@ def _explain(console: Console, ordinary: DemoResult, equivariant: DemoResult, sh
 
 
 def draw(ordinary: DemoResult, equivariant: DemoResult, images: ImageDataset, shoes: Tensor, path: Path) -> None:
-    """Write the picture as PNG."""
     with style():
         from matplotlib.figure import Figure
 

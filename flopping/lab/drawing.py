@@ -40,7 +40,6 @@ STYLE: dict[str, Any] = {
 
 
 def require_matplotlib() -> None:
-    """Raise a `UsageError` if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

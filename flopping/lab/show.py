@@ -284,7 +284,6 @@ def _short(label: str) -> str:
 
 
 def draw(view: View) -> Figure:
-    """Draw a view."""
     with style():
         from matplotlib.figure import Figure
 

@@ -133,7 +133,6 @@ class CheckpointManager:
         self.folder = run / "checkpoints"
 
     def step_folder(self, step: int) -> Path:
-        """The folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def _step_folders(self) -> list[Path]:

@@ -33,7 +33,6 @@ class Job:
     micro_batch: Count | None = None
     """Images that go through the network together; by default as many as fit the device."""
     init: str | None = None
-    """Weights to start from."""
     new_head: bool = False
     network: str | None = None
     """What `model` stands for: see `identify`. Unknown for runs of older versions."""
@@ -41,7 +40,6 @@ class Job:
     """What the data is, wherever it lies: see `fingerprint`. Unknown before the data is open."""
 
     def write(self, folder: Path) -> None:
-        """Store it in the run's folder."""
         write_json(folder / RUN, {"format": FORMAT, **asdict(self), "recipe": self.recipe.to_yaml()})
 
     @classmethod

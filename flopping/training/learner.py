@@ -85,7 +85,6 @@ class Learner:
         return getattr(torch, self.recipe.precision) if mixed else None
 
     def precision(self) -> AbstractContextManager[object]:
-        """The arithmetic of the forward pass."""
         if self.low_precision is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.low_precision)
@@ -248,7 +247,6 @@ def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int
 
 
 def create_mixup(recipe: Recipe, classes: int) -> Mixup | None:
-    """Mixup and CutMix, if the recipe has them."""
     if not recipe.mixes:
         return None
     return Mixup(

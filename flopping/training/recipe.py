@@ -253,7 +253,6 @@ def documentation() -> list[tuple[str, str, str]]:
 
 
 def names() -> list[str]:
-    """The recipes in the package."""
     return packaged_names(_PACKAGE)
 
 

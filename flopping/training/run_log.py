@@ -91,7 +91,6 @@ class RunLog:
             self.file.close()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Write an event to the disk."""
         if not self.enabled:
             return
         line = json.dumps({"kind": kind, "step": step, **values}).encode() + b"\n"
@@ -127,7 +126,6 @@ class Progress:
     epochs: int = 0
     """Complete epochs, with their tests and checkpoints."""
     events: int = 0
-    """Lines of the log."""
     loss_sum: float = 0.0
     """Over the steps since the last line of the log."""
     losses: int = 0

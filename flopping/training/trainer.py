@@ -332,7 +332,6 @@ class Trainer:
         self.problem = problem
 
     def _stop_on_problem(self) -> None:
-        """Stop if any rank can't go on."""
         problem = self.world.first_problem(self.problem)
         if problem is not None:
             raise RunStoppedError(problem)

@@ -62,14 +62,11 @@ class Pair:
         return ordinary_name(self.content.model) if arm.ordinary else self.content.model
 
     def changed(self, arm: Arm) -> Recipe:
-        """The recipe of an arm."""
         return self.content.override(arm.changes)
 
 
 @dataclass(config=STRICT, frozen=True)
 class Plan:
-    """An experiment."""
-
     title: Annotated[str, "of the page"]
     about: Annotated[str, "what is trained on what"]
     pairs: Annotated[list[Pair], MinLen(1), "the networks"]
@@ -97,15 +94,12 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training run of an experiment."""
-
     pair: Pair
     arm: Arm
     seed: int
 
     @property
     def name(self) -> str:
-        """Of its folder."""
         return f"{self.pair.name}-{self.arm.name}-{self.seed}"
 
     @property

@@ -58,14 +58,11 @@ class Pace:
     """What was timed, from `timed_recipes`."""
 
     def speed(self, arm: Arm) -> float:
-        """Training images per second of an arm."""
         return self.first * self.gains[arm.name].value
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The result of a run."""
-
     run: Run
     job: Job
     command: str
@@ -87,7 +84,6 @@ class Finished:
 
     @property
     def images(self) -> int:
-        """Training images that were seen."""
         return int(self.last["step"]) * self.job.recipe.batch_size
 
 

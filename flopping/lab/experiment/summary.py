@@ -24,7 +24,6 @@ class Row:
     pair: Pair
     arm: Arm
     place: int
-    """Of the arm in the plan."""
     runs: list[Finished]
     pace: Pace
     x: Row | None
@@ -50,22 +49,18 @@ class Row:
 
     @property
     def note(self) -> str:
-        """What is said after the epochs."""
         return f", {self.arm.note}" if self.arm.note else ""
 
     @property
     def speed(self) -> float:
-        """Training images per second."""
         return self.pace.speed(self.arm)
 
     @property
     def seconds(self) -> float:
-        """Training time of a run."""
         return self.runs[0].images / self.speed
 
     @property
     def training_flops(self) -> float:
-        """Of a whole run."""
         return self.step_flops * self.runs[0].images
 
     def values(self, figure: str) -> list[float]:

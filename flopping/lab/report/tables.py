@@ -220,7 +220,6 @@ def span(values: Sequence[float], form: str) -> str:
 
 
 def render_template(name: str, **values: Any) -> str:
-    """The text of a template."""
     return _environment().get_template(f"{name}.j2").render(**values)
 
 
