@@ -178,9 +178,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only re
 
 
 def print_json(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print one JSON object per line."""
+    """Print one JSON object per line; NaN and infinity, which JSON doesn't have, are null.
+
+    >>> print_json([{"error": float("inf"), "name": "a"}])
+    {"error": null, "name": "a"}
+    """
     for row in rows:
-        typer.echo(json.dumps(row, allow_nan=False))
+        typer.echo(json.dumps(json.loads(json.dumps(row), parse_constant=lambda _: None)))
 
 
 def progress_console(quiet: bool) -> Console:

@@ -100,9 +100,7 @@ def verify(
         raise typer.Exit(2)
     broken = first_break(rows)
     if json:
-        for row in rows:
-            error = row.error if row.error is None or isfinite(row.error) else None  # JSON has no infinity
-            print_json([{**asdict(row), "error": error, "passed": row.passed}])
+        print_json({**asdict(row), "passed": row.passed} for row in rows)
     else:
         deepest = 2 if depth is None else depth
         caption = f"checked: {_elements(checked)}" if checked else "checked: all groups of the pixel grid"
