@@ -123,9 +123,13 @@ def read_json(path: Path) -> Any:
         return json.loads(text)
 
 
-def write_json(path: Path, content: object) -> None:
+def write_text(path: Path, text: str) -> None:
     with atomic_write(path) as place:
-        place.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        place.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: object) -> None:
+    write_text(path, json.dumps(content, indent=1))
 
 
 def suffix_of(name: str | Path, known: Sequence[str]) -> str:

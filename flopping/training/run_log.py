@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from flopping.files import atomic_write, require_regular
+from flopping.files import require_regular, write_text
 
 LOG = "log.jsonl"
 CURVES = "curves.png"
@@ -63,8 +63,7 @@ class RunLog:
                 console,
                 f"[yellow]Warning:[/yellow] {events - self.events} lines of {LOG} were damaged and are left out",
             )
-        with atomic_write(run / LOG) as place:
-            place.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+        write_text(run / LOG, "".join(json.dumps(event) + "\n" for event in kept))
         # unbuffered: closing a buffered file whose last write failed would write once more
         self.file = open(run / LOG, "ab", buffering=0)  # noqa: SIM115 - closed in __exit__
         self.bar = ProgressBar(

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from flopping.cost.count import count
-from flopping.files import atomic_write
+from flopping.files import write_text
 from flopping.groups import get_group
 from flopping.lab.drawing import save
 from flopping.lab.experiment.figure import draw_over_elements, draw_over_time
@@ -147,5 +147,4 @@ def write_report(experiment: Experiment, path: Path, command: str) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save(drawn, picture)
-    with atomic_write(path) as place:
-        place.write_text(page, encoding="utf-8")
+    write_text(path, page)

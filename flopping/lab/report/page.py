@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flopping.files import atomic_write
+from flopping.files import write_text
 from flopping.lab.drawing import BACKGROUND, COLOURS, INK, finished, logarithmic, panels, panels_per_row, save, style
 from flopping.lab.report.comparison import FAMILIES, OTHERS, Row, groups
 from flopping.lab.report.tables import markdown, title_of
@@ -29,8 +29,7 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
     if figure is not None:
         save(figure, picture)
         text = f"![Speed-up over the FLOPs of the ordinary network]({picture.name})\n\n{text}"
-    with atomic_write(path) as place:
-        place.write_text(text, encoding="utf-8")
+    write_text(path, text)
 
 
 def draw(rows: Sequence[Row]) -> Figure | None:
