@@ -160,10 +160,11 @@ def networks(
         raise UsageError(f"--budget is for --paper or --goals, got --budget {budget:g} and names of networks")
     if train and Mode.frozen in (mode or ()):
         raise UsageError("compiled-frozen makes constants of the weights, so it can't train: use another mode")
-    on = "cpu" if goals else str(resolve_device(device))
+    only_exported = {*(mode or ())} == {Mode.exported} and device == "auto"
+    on = "cpu" if goals or only_exported else str(resolve_device(device))
     if Mode.graph in (mode or ()) and not on.startswith("cuda"):
         raise UsageError(f"reduce-overhead launches CUDA graphs, and the device is {on}: use another mode")
-    shared = {
+    shared: dict[str, Any] = {
         "machine": this_machine(on),
         "command": shlex.join(["flopping", *sys.argv[1:]]),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
