@@ -62,7 +62,8 @@ def atomic_write(path: Path, *, folder: bool = False) -> Iterator[Path]:
     ...     Path(parent, "a.txt").read_text(), sorted(os.listdir(parent)), os.listdir(Path(parent, "new"))
     ('all of it', ['a.txt', 'new'], ['b.txt'])
     """
-    target, scratch = path.resolve(), None
+    target = path.resolve()
+    scratch: Path | None = None
     try:
         # in a folder of its own, because an interrupted writer may leave files of any name
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
