@@ -20,12 +20,15 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.mark.parametrize("name", ["deit3_flop_hybrid_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_iso_test"])
 def test_one_graph_for_each_kind(name: str) -> None:
-    """Kinds: blocks before and after a hand-off, and the last block, which computes less."""
+    """Kinds: blocks before and after a hand-off, and the last block, which computes less.
+
+    What a back end makes of graphs is not asked here.
+    """
     model = randomize_(timm.create_model(name)).eval()
     kinds = 3 if "hybrid" in name else 2
     torch.compiler.reset()
     counters.clear()
-    compiled = flopping.compile_blocks(flopping.fuse(model), backend="aot_eager", fullgraph=True)
+    compiled = flopping.compile_blocks(flopping.fuse(model), backend="eager", fullgraph=True)
     found = []
     with torch.no_grad():
         for batch in (2, 3, 5):

@@ -10,7 +10,7 @@ import io
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib.metadata import metadata
@@ -153,7 +153,7 @@ def flopping(folder: Path, words: Sequence[str], given: bytes = b"") -> Ran:
     if name not in SMALL:
         raise AssertionError(f"no rule for 'flopping {name}' in {__file__}")
     small, asked = SMALL[name], make_inputs(folder, words[1:])
-    named = name == "models" and len(asked) > 1 and asked[1] != "--wide"
+    named = name == "models" and len(asked) > 1 and not asked[1].startswith("-")
     if named or (name == "show" and "--model" in asked):
         small = ()
     if name in ("train", "bench loader"):
@@ -164,22 +164,25 @@ def flopping(folder: Path, words: Sequence[str], given: bytes = b"") -> Ran:
         asked = [word for word in asked if word.partition("=")[0] not in keys]
     if name == "bench export" or (name == "bench" and sum(map(is_network, asked)) != 1):
         return _plan(folder, asked)
-    large = (
-        name not in ("count", "bench launches") and "fashion-mnist" not in asked
-    )  # these have become small already, or needn't
+    large = name != "bench launches" and "fashion-mnist" not in asked  # these have become small already, or needn't
     done = [*(twin(word) if large and is_network(word) else word for word in asked), *small]
     return replace(_call(done, given, curves=name in DRAWING), whole=done == list(words[1:]))
 
 
-def _call(words: Sequence[str], given: bytes, curves: bool = True) -> Ran:
+def few_training_images(count: int = 400) -> AbstractContextManager[object]:
+    """Within it, Fashion-MNIST has no more training images."""
     read = fashion.read_subset
 
     def read_few(train: bool) -> fashion.Labelled:
         images, labels = read(train)
-        return (images[:400], labels[:400]) if train else (images, labels)
+        return (images[:count], labels[:count]) if train else (images, labels)
 
+    return patch.object(fashion, "read_subset", read_few)
+
+
+def _call(words: Sequence[str], given: bytes, curves: bool = True) -> Ran:
     with ExitStack() as stack:
-        stack.enter_context(patch.object(fashion, "read_subset", read_few))
+        stack.enter_context(few_training_images())
         if words[0] == "doctor":  # the first of its checks
             stack.enter_context(patch("flopping.lab.doctor.plan", lambda device: plan(device)[:1]))
         ended = call(*words, curves=curves, stdin=given)
