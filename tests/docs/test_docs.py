@@ -28,7 +28,7 @@ def test_python_blocks_run(page: Path) -> None:
     names: dict[str, object] = {}
     for block in blocks(page):
         if block.language == "python":
-            with few_training_images():
+            with few_training_images(1000):
                 exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
 
 

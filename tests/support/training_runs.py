@@ -51,7 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """A small network of each, and what its recipes have of their own."""
 EVERYTHING = {
-    "epochs": 3,
+    "epochs": 2,
     "batch_size": 12,
     "lr": 3e-3,
     "warmup_epochs": 1,
@@ -72,8 +72,8 @@ PAUSE = ("open", "/.new-step-", 8, int(signal.SIGSTOP))
 """A strike: the process pauses before it writes the weights of its second checkpoint."""
 STEPS = 4
 """Steps of an epoch of everything: 48 images in batches of 12."""
-LAST = 3 * STEPS
-"""And of three epochs."""
+LAST = 2 * STEPS
+"""And of two epochs."""
 SAVED = ("--micro-batch", "6", "--workers", "1", "--save-steps", "1", "--resume")
 ANIMALS = {"train": {"cat": 4, "dog": 4}, "val": {"cat": 1, "dog": 1}}
 """Numbers of images for `pictures.image_folder`."""
