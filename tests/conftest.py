@@ -5,6 +5,7 @@ Nothing here imports torch before a fixture needs it: the process of pytest that
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -50,6 +51,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if SHARED in config.stash:
         config.stash[SHARED].close()
         shutil.rmtree(config.stash[SHARED].folder)
+
+
+def pytest_collection_finish() -> None:
+    """What is here now stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

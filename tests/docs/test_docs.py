@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.doc_commands import few_training_images, mask, parse, run_line
+from support.doc_commands import mask, parse, run_line
 from support.doc_pages import CLIENTS, PAGES, RECORDS, ROOT, SHELL, Block, Command, blocks, commands, name_of
+from support.training_runs import few_training_images
 
 from flopping.training.schema import parse_yaml
 

@@ -10,7 +10,7 @@ import io
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib.metadata import metadata
@@ -23,7 +23,6 @@ import typer
 
 from flopping.cost.measure import Session
 from flopping.cost.records import append
-from flopping.data import fashion
 from flopping.lab.doctor import plan
 from flopping.models import VisionTransformer, paper_names, registered_name
 from flopping.training.recipe import load as load_recipe
@@ -33,7 +32,7 @@ from support.image_files import image_folder, make_image, web_dataset
 from support.measurements import many
 from support.reference_format import to_reference
 from support.scripts import load as load_example
-from support.training_runs import call
+from support.training_runs import call, few_training_images
 
 HERE = ("--device", "cpu", "--workers", "0")
 RUN = ("--no-compile", *HERE)
@@ -167,17 +166,6 @@ def flopping(folder: Path, words: Sequence[str], given: bytes = b"") -> Ran:
     large = name != "bench launches" and "fashion-mnist" not in asked  # these have become small already, or needn't
     done = [*(twin(word) if large and is_network(word) else word for word in asked), *small]
     return replace(_call(done, given, curves=name in DRAWING), whole=done == list(words[1:]))
-
-
-def few_training_images(count: int = 400) -> AbstractContextManager[object]:
-    """Within it, Fashion-MNIST has no more training images."""
-    read = fashion.read_subset
-
-    def read_few(train: bool) -> fashion.Labelled:
-        images, labels = read(train)
-        return (images[:count], labels[:count]) if train else (images, labels)
-
-    return patch.object(fashion, "read_subset", read_few)
 
 
 def _call(words: Sequence[str], given: bytes, curves: bool = True) -> Ran:

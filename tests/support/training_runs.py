@@ -9,17 +9,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from flopping.data import fashion
 from flopping.training.checkpoint import AVERAGE, CONFIG, TRAINING, WEIGHTS, CheckpointManager
 from flopping.training.run_log import read_log
 from flopping_cli import app
@@ -149,6 +151,17 @@ def call(*arguments: str, curves: bool = False, stdin: str | bytes | None = None
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return Ended(found.exit_code, found.stdout, " ".join(found.stderr.split()))
+
+
+def few_training_images(count: int = 400) -> AbstractContextManager[object]:
+    """Within it, Fashion-MNIST has no more training images."""
+    read = fashion.read_subset
+
+    def read_few(train: bool) -> fashion.Labelled:
+        images, labels = read(train)
+        return (images[:count], labels[:count]) if train else (images, labels)
+
+    return patch.object(fashion, "read_subset", read_few)
 
 
 def train_tiny(data: str | Path, run: Path, *more: str) -> Ended:
