@@ -37,9 +37,11 @@ SHARED = pytest.StashKey[ForkedPython]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One server of forks for all processes of pytest."""
+    """One server of forks for all processes of pytest. In those that run tests, no garbage comes of imports."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         config.stash[SHARED] = ForkedPython(Path(mkdtemp(prefix="forks-")))
+    else:
+        gc.disable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -54,9 +56,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is here now stays: the garbage collector need not look at it again."""
-    gc.collect()
+    """What is here now stays: the garbage collector need not look at it again, nor at the rest all the time."""
     gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ FREE = ("convnext", "resnet")
 STAGES = (1, 1, 1, 1)
 SHALLOW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deit3": ({"depth": 2}, {"depth": 2}),
-    "resmlp": ({"num_blocks": 2}, {"depth": 2}),
+    "resmlp": ({}, {}),  # timm's takes no other depth
     "convnext": ({"depths": STAGES}, {"depths": STAGES}),
     "resnet": ({"layers": STAGES}, {"depths": STAGES}),
 }
