@@ -41,7 +41,7 @@ demo: $(READY) ## train a small transformer and its equivariant twin, and show t
 
 test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the small models
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
-	FLOPPING_TIMM_MODELS='*test*' $(TIMM_PYTEST)
+	FLOPPING_TIMM_MODELS='*test*' $(TIMM_PYTEST) $(PYTEST_ARGS)
 
 test-long: $(READY) ## what takes too long for every change: training on every network, runs killed many times (an hour)
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m long --durations 10 tests

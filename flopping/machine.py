@@ -125,7 +125,7 @@ def usable_precision(precision: str, device: torch.device) -> tuple[str, str]:
 def precision_problem(precision: str, device: torch.device) -> str | None:
     """Why a precision cannot be used on a device; None if it can."""
     if device.type == "cpu":
-        return _cpu_problem(precision) if precision != "float32" else None
+        return _cpu_problem(precision) if precision not in ("float32", "float64") else None
     if precision == "bfloat16":
         with torch.cuda.device(device):
             if not torch.cuda.is_bf16_supported():

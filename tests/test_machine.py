@@ -60,8 +60,9 @@ def test_a_cpu_tries_once(crashes: bool, tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(2):
         with refused if crashes else nullcontext():
             assert usable_precision("bfloat16", CPU) == ("bfloat16", "")
+    for precision in ("float32", "float64"):
+        assert usable_precision(precision, CPU) == (precision, "")
     assert (tmp_path / "log").read_text() == "-m flopping.machine bfloat16\n"
-    assert usable_precision("float32", CPU) == ("float32", "")
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from PIL import Image
 from support.image_files import image_folder, make_image
 from timm.data import create_transform
 from torch import Tensor
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from flopping.data.augment import (
     Normalisation,
@@ -212,7 +213,8 @@ class Fatal(ArrayDataset):
         return super().read(index)
 
 
-def test_a_worker_that_is_killed_is_told_by_its_process_and_not_by_a_text() -> None:
+def test_a_worker_that_is_killed_is_told_by_its_process_and_not_by_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))  # 5 s between two looks
     dataset = pictures()
     fatal = Fatal("fatal", dataset.images, dataset.labels, dataset.classes)
     with pytest.raises(WorkerLostError, match=r"signal 9.*--workers, 1 now"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.doc_commands import mask, parse, run_line
 from support.doc_pages import CLIENTS, PAGES, RECORDS, ROOT, SHELL, Block, Command, blocks, commands, name_of
+from support.training_runs import few_training_images
 
 from flopping.training.schema import parse_yaml
 
@@ -28,7 +29,8 @@ def test_python_blocks_run(page: Path) -> None:
     names: dict[str, object] = {}
     for block in blocks(page):
         if block.language == "python":
-            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+            with few_training_images(1000):
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
 
 
 @pytest.mark.parametrize(

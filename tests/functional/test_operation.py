@@ -43,7 +43,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("group", [flop, octic], ids=str)
 def test_gradients_of_the_first_and_second_order(group) -> None:
-    layout = Layout.regular(group, 2 * group.order + 1, extra=1)
+    layout = Layout.regular(group, max(group.order, 4) + 1, extra=1)
     torch.manual_seed(0)
     for layer in (fnn.LayerNorm(layout, 1e-3), fnn.Activation(layout, F.gelu), fnn.Mlp(layout, layout * 2)):
         randomize_(layer).double()

@@ -11,21 +11,22 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
-from support.training_runs import Launcher, call
+from support.training_runs import Launcher, call, few_training_images
 
 from flopping.errors import UsageError
 from flopping.lab.demo import demo
 
 SIZE = ("model_args.embed_dim=16", "model_args.depth=1", "model_args.patch_size=7")
-SMALL = ("epochs=1", "warmup_epochs=0", "batch_size=500", *SIZE)
+SMALL = ("epochs=1", "warmup_epochs=0", "batch_size=100", *SIZE)
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The real demo, with small networks that are not compiled."""
+    """The real demo, with small networks that are not compiled, and few images to learn from."""
     folder = tmp_path_factory.mktemp("demo")
     out, progress = io.StringIO(), io.StringIO()
-    demo(Console(file=out, width=150), folder, SMALL, compiled=False, progress=Console(file=progress, width=150))
+    with few_training_images(2000):
+        demo(Console(file=out, width=150), folder, SMALL, compiled=False, progress=Console(file=progress, width=150))
     for console, has in ((out, False), (progress, True)):
         assert ("epoch   1 of 1" in console.getvalue()) == has
         assert ("What you see." in console.getvalue()) != has

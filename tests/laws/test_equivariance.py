@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.forked_python import ForkedPython
 
 from flopping import Group, Layout, flop, octic
 from flopping import nn as fnn
@@ -36,7 +36,7 @@ def test_table_holds_every_layer() -> None:
     assert {name.partition(" ")[0] for name in LAYERS} | others == set(fnn.__all__)
 
 
-def test_bfloat16_autocast() -> None:
+def test_bfloat16_autocast(forks: ForkedPython) -> None:
     """In a child, because some machines advertise bfloat16 units that crash the process."""
     script = """
 import torch
@@ -54,7 +54,7 @@ print(worst)
 assert 1e-5 < worst <= TOLERANCES[torch.bfloat16], worst
 """
     env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run([forks.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

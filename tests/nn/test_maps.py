@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import timm.layers
@@ -14,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.forked_python import ForkedPython
 from support.oracles import GROUPS, assert_same, layouts, regular_basis, spread
+from support.two_ranks import environment, torchrun
 from torch import Tensor, nn
 
 from flopping import Group, Layout, flop, octic, trivial
@@ -222,52 +221,8 @@ def test_refusals(case: str) -> None:
         action()
 
 
-TOGETHER = """
-import sys
-import torch
-import torch.distributed as dist
-from flopping import Layout, octic
-from flopping import nn as fnn
-from flopping.testing import randomize_, relative_error
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-layout = Layout.regular(octic, 10, extra=2)
-x = layout.random(6, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-x = (x[0] + 100, *x[1:])  # a large mean must cost no digits
-shares = [slice(0, 2), slice(2, 6)]  # two images here, four there
-
-
-def run(sync, share):
-    norm = randomize_(fnn.BatchNorm(layout, sync=sync).double()).train()
-    inputs = [part[share].clone().requires_grad_() for part in x]
-    y = norm(tuple(inputs))
-    sum((part**3).sum() for part in y).backward()
-    for parameter in norm.parameters():
-        if sync:
-            dist.all_reduce(parameter.grad)
-    statistics = [b.clone() for n, b in norm.named_buffers() if "running" in n]
-    return [*y], [p.grad for p in inputs], [p.grad for p in norm.parameters()], statistics
-
-
-y, dx, dw, statistics = run(True, shares[rank])
-Y, DX, DW, all_statistics = run(False, slice(None))
-for got, wanted in ((y, [p[shares[rank]] for p in Y]), (dx, [p[shares[rank]] for p in DX]), (dw, DW),
-                    (statistics, all_statistics)):
-    error = relative_error(tuple(got), tuple(wanted))
-    assert error < 1e-9, error
-alone = run(False, shares[rank])[0]
-assert relative_error(tuple(alone), tuple(y)) > 1e-3  # without it each process has statistics of its own
-dist.destroy_process_group()
-"""
-
-
-def test_batch_norm_of_two_processes(tmp_path: Path) -> None:
+def test_batch_norm_of_two_processes(forks: ForkedPython) -> None:
     """Outputs, gradients and running statistics of two processes are those of one with the whole batch."""
-    script = tmp_path / "together.py"
-    script.write_text(TOGETHER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
+    command = torchrun("-m", "support.synchronized_norm", python=forks.executable)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -31,11 +31,16 @@ TIMEOUT_SECONDS = 300
 
 
 class ForkedPython:
-    """The server, until `close`. `executable` forks for `-m MODULE ARGUMENTS`; what else is asked, Python does."""
+    """The server, until `close`, or one that was `started` by another process in the same folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.address = str(folder / "address")
-        self.executable = folder / "python"
+    `executable` forks for `-m MODULE ARGUMENTS` and `-c PROGRAM ARGUMENTS`; what else is asked, Python does.
+    """
+
+    def __init__(self, folder: Path, started: bool = False) -> None:
+        self.folder, self.address, self.executable = folder, str(folder / "address"), folder / "python"
+        self.server: subprocess.Popen[bytes] | None = None
+        if started:
+            return
         self.executable.write_text(
             f"#!{sys.executable} -IS\nimport sys\nsys.path.append({os.path.dirname(__file__)!r})\n"
             f"import forked_python\nforked_python.client({self.address!r}, {sys.executable!r})\n"
@@ -51,7 +56,8 @@ class ForkedPython:
 
     def close(self) -> None:
         """No more forks; those that a failed test left behind are killed."""
-        self.server.communicate()
+        if self.server is not None:
+            self.server.communicate()
 
 
 def ask(address: str, handles: list[int], order: dict[str, Any]) -> socket.socket:
@@ -65,11 +71,12 @@ def ask(address: str, handles: list[int], order: dict[str, Any]) -> socket.socke
 
 def client(address: str, python: str) -> NoReturn:
     """Be the interpreter: pass signals on, and end as the fork ends."""
-    if sys.argv[1] != "-m":
+    words = [sys.argv[0], *sys.argv[1 + (sys.argv[1] == "-u") :]]
+    if words[1] not in ("-m", "-c"):
         os.execv(python, [python, *sys.argv[1:]])
     given = [int(name) for name in os.listdir("/proc/self/fd")]
     handles = [handle for handle in given if handle < 3 or _is_open_for_children(handle)]
-    order = {"handles": handles, "folder": os.getcwd(), "words": sys.argv, "environment": dict(os.environ)}
+    order = {"handles": handles, "folder": os.getcwd(), "words": words, "environment": dict(os.environ)}
     server = ask(address, handles, order)
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: server.sendall(bytes([number])))
@@ -164,8 +171,10 @@ def become(order: dict[str, Any], files: list[int]) -> NoReturn:
 
         prepare(order)
         end(getattr(training_runs, order["function"]), order["arguments"])
-    sys.executable, _, module, *words = order["words"]
+    sys.executable, kind, module, *words = order["words"]
     sys.argv = [module, *words]
+    if kind == "-c":
+        end(exec, [module, {"__name__": "__main__"}])
     sys.modules.pop(module if "." in module else f"{module}.__main__", None)
     end(runpy.run_module, [module, None, "__main__", True])
 

@@ -9,17 +9,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from flopping.data import fashion
 from flopping.training.checkpoint import AVERAGE, CONFIG, TRAINING, WEIGHTS, CheckpointManager
 from flopping.training.run_log import read_log
 from flopping_cli import app
@@ -51,7 +53,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """A small network of each, and what its recipes have of their own."""
 EVERYTHING = {
-    "epochs": 3,
+    "epochs": 2,
     "batch_size": 12,
     "lr": 3e-3,
     "warmup_epochs": 1,
@@ -72,8 +74,8 @@ PAUSE = ("open", "/.new-step-", 8, int(signal.SIGSTOP))
 """A strike: the process pauses before it writes the weights of its second checkpoint."""
 STEPS = 4
 """Steps of an epoch of everything: 48 images in batches of 12."""
-LAST = 3 * STEPS
-"""And of three epochs."""
+LAST = 2 * STEPS
+"""And of two epochs."""
 SAVED = ("--micro-batch", "6", "--workers", "1", "--save-steps", "1", "--resume")
 ANIMALS = {"train": {"cat": 4, "dog": 4}, "val": {"cat": 1, "dog": 1}}
 """Numbers of images for `pictures.image_folder`."""
@@ -149,6 +151,17 @@ def call(*arguments: str, curves: bool = False, stdin: str | bytes | None = None
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return Ended(found.exit_code, found.stdout, " ".join(found.stderr.split()))
+
+
+def few_training_images(count: int = 400) -> AbstractContextManager[object]:
+    """Within it, Fashion-MNIST has no more training images."""
+    read = fashion.read_subset
+
+    def read_few(train: bool) -> fashion.Labelled:
+        images, labels = read(train)
+        return (images[:count], labels[:count]) if train else (images, labels)
+
+    return patch.object(fashion, "read_subset", read_few)
 
 
 def train_tiny(data: str | Path, run: Path, *more: str) -> Ended:

@@ -1,6 +1,6 @@
 """The script that tests run on two ranks: commands one after another, each on both of them.
 
-    torchrun ... two_processes.py PLAN OUTPUT
+    torchrun ... -m support.two_processes PLAN OUTPUT
 
 PLAN is a JSON list of commands: how many unreadable images in a row a reader takes and at which moments rank 1 gets
 signals, then arguments of the command line, in which {rank} stands for the rank. OUTPUT gets a file per rank with what
@@ -189,6 +189,7 @@ CHECKS = {
 
 
 def main(plan: Path, output: Path) -> None:
+    torch.set_num_threads(1)
     sys.modules["matplotlib"] = None  # type: ignore[assignment] # it takes longer than the runs
     common.RANK0_SECONDS = 0.0  # nobody ends these processes
     torch.compiler.set_default_backend("aot_eager")  # compiled all the same, but without a C++ compiler

@@ -19,6 +19,7 @@ import torch
 
 from flopping.data.order import MicroBatchSampler, Order
 from flopping.training.checkpoint import Checkpoint, CheckpointManager, read_manifest
+from support.forked_python import ForkedPython
 from support.image_files import web_dataset
 from support.training_runs import EVERYTHING, FAMILIES, Strikes, call, command, events, image_folder, recipe_file
 
@@ -54,9 +55,9 @@ MORE: dict[str, tuple[str, Fields]] = {
 """The longer suite: all kinds of networks, timm's own among them, also compiled."""
 
 
-def torchrun(*arguments: str | Path) -> list[str]:
+def torchrun(*arguments: str | Path, python: str | Path = sys.executable) -> list[str]:
     """Two processes; the launcher looks for a free port, so that tests don't get in each other's way."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*launcher, *map(str, arguments)]
 
 
@@ -100,11 +101,11 @@ class Room:
         forget_last(self.path / recipe / run)
         self.both(name, recipe, "data", f"{recipe}/{run}", "--resume", *more)
 
-    def play(self) -> None:
+    def play(self, python: Path) -> None:
         """Do what is planned, and keep what each process did."""
         plan = self.path / "plan.json"
         plan.write_text(json.dumps(list(self.plan.values())), encoding="utf-8")
-        launched = torchrun(TESTS / "support" / "two_processes.py", plan, self.path)
+        launched = torchrun("-m", "support.two_processes", plan, self.path, python=python)
         done = subprocess.run(launched, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         results = [json.loads((self.path / f"{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
@@ -125,7 +126,11 @@ class Session:
 
 
 def played(
-    name: str, make: Callable[[Room], None], tmp_path_factory: pytest.TempPathFactory, worker_id: str
+    name: str,
+    make: Callable[[Room], None],
+    forks: ForkedPython,
+    tmp_path_factory: pytest.TempPathFactory,
+    worker_id: str,
 ) -> Session:
     """A plan that is made and played once, also if pytest runs in several processes: by the first one to come."""
     base = tmp_path_factory.getbasetemp()
@@ -138,7 +143,7 @@ def played(
             image_folder(path / "data", train=6, test=3)
             room = Room(path, {})
             make(room)
-            room.play()
+            room.play(forks.executable)
     return Session(path, json.loads((path / "results.json").read_text(encoding="utf-8")))
 
 

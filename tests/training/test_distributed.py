@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from support.forked_python import ForkedPython
 from support.training_runs import call, events, image_folder
 from support.two_ranks import (
     MORE,
@@ -45,13 +46,13 @@ LEAVES = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session:
-    return played("everyday", everyday, tmp_path_factory, worker_id)
+def session(forks: ForkedPython, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session:
+    return played("everyday", everyday, forks, tmp_path_factory, worker_id)
 
 
 @pytest.fixture(scope="module")
-def longer_session(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session:
-    return played("longer", longer, tmp_path_factory, worker_id)
+def longer_session(forks: ForkedPython, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session:
+    return played("longer", longer, forks, tmp_path_factory, worker_id)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+from support.forked_python import ForkedPython
 from support.training_runs import children_of, image_folder
 from support.two_ranks import (
     TESTS,
@@ -29,8 +30,8 @@ from flopping.training.run_log import read_log
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session:
-    return played("everyday", everyday, tmp_path_factory, worker_id)
+def session(forks: ForkedPython, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Session:
+    return played("everyday", everyday, forks, tmp_path_factory, worker_id)
 
 
 def said(session: Session, name: str, code: int) -> str:
