@@ -33,7 +33,7 @@ def models(
     """
     from rich.progress import track
 
-    from flopping.cost.overview import count_network, describe_columns, first_group, match_names
+    from flopping.cost.overview import describe_columns, first_group, match_names, network_row
     from flopping.errors import UsageError
     from flopping.groups import get_group, grid_groups
     from flopping.models.zoo import closest
@@ -47,7 +47,7 @@ def models(
         if not chosen:
             raise UsageError(f"no network that fits {pattern!r} follows {group}; without --group there are some")
     shown = track(list(chosen.items()), "counting", console=progress_console(quiet), transient=True)
-    found = [count_network(name, paper) for name, paper in shown]
+    found = [network_row(name, paper) for name, paper in shown]
     if json:
         more = ("group", "params_met", "flops_met")
         print_json(asdict(r) | {name: getattr(r, name) for name in more} for r in found)

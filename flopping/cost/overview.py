@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
 
 import timm
 from torch import nn
@@ -16,6 +20,8 @@ from flopping.models import ZOO, names_in_paper, registered_name
 from flopping.models.paper import Published, published
 from flopping.nn import DepthwiseConv2d
 
+STORED = ("params", "constants", "flops", "macs", "linear_params")
+"""The figures of a row that `networks.csv` holds, as tools/count_networks.py counted them: counting takes a minute."""
 TOLERANCE = 0.005
 """FLOPs count as met up to this share above the paper's."""
 
@@ -98,8 +104,26 @@ def count_network(name: str, paper: str | None = None) -> Row:
     cost = count(lambda: model, model.pretrained_cfg["input_size"])
     # the middle line of antisymmetric depthwise filters
     constants = sum(layer.constant_taps for layer in model.modules() if isinstance(layer, DepthwiseConv2d))
-    reported = published().get(paper or "")
-    return Row(paper, name, _params(model), constants, cost.flops, cost.macs, reported, linear)
+    return Row(paper, name, _params(model), constants, cost.flops, cost.macs, _published(paper), linear)
+
+
+def network_row(name: str, paper: str | None = None) -> Row:
+    """The same as `count_network`, from the stored figures; a network that has none is counted.
+
+    >>> network_row("deit3_flop_test_patch16_64") == count_network("deit3_flop_test_patch16_64")
+    True
+    """
+    stored = stored_figures().get(name)
+    return count_network(name, paper) if stored is None else Row(paper, name, reported=_published(paper), **stored)
+
+
+@lru_cache
+def stored_figures() -> dict[str, dict[str, Any]]:
+    """What is stored, by registered names."""
+    with files(__package__).joinpath("networks.csv").open(encoding="utf-8", newline="") as file:
+        return {
+            row["name"]: {key: int(row[key]) if row[key] else None for key in STORED} for row in csv.DictReader(file)
+        }
 
 
 def describe_columns(found: Sequence[Row]) -> str:
@@ -122,6 +146,10 @@ def describe_columns(found: Sequence[Row]) -> str:
     if zeros:
         text += f" The paper counts as parameters zeros that we don't store: {', '.join(zeros)}."
     return text
+
+
+def _published(paper: str | None) -> Published | None:
+    return published().get(paper or "")
 
 
 def _params(model: nn.Module) -> int:

@@ -86,6 +86,7 @@ class Size:
 
 
 E = Variant("flop", "E")
+FLIPFLOP, OCTIC = Variant("flipflop", "E"), Variant("octic", "E")
 EHI = (E, Variant("flop", "H", "hybrid", ("hybrid",)), Variant("flop", "I", "invariant", ("invariant",)))
 ORDINARY = Variant("trivial")
 
@@ -95,10 +96,10 @@ WITH_CHECKPOINTS = ("large", "huge", "test")
 NOT_FOR_TESTS = ("small", "base", "large", "huge")
 VIT_VARIANTS = (
     *EHI,
-    Variant("flipflop", "E"),
+    FLIPFLOP,
     Variant("flipflop", "H", "hybrid", ("hybrid",), sizes=NOT_FOR_TESTS),
     Variant("flipflop", "I", "invariant", ("invariant",), sizes=NOT_FOR_TESTS),
-    Variant("octic", "E"),
+    OCTIC,
     Variant("octic", "I", "invariant", ("polynomial",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
     Variant("octic", "H", "hybrid", ("concat",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
     Variant("octic", "S", "stepdown", ("flop", "trivial")),
@@ -120,7 +121,7 @@ DINOV2 = {"large": VITS["large"], "huge": (*VITS["huge"][:3], 16), "test": VITS[
 # The paper's networks were trained with this approximation of GELU; timm's ResMLP has the exact one.
 RESMLP_ACTIVATION = "quick_gelu"
 RESMLP_VARIANTS = (
-    *(Variant(group, "E", args={"act_layer": RESMLP_ACTIVATION}) for group in ("flop", "flipflop")),
+    *(replace(variant, args={"act_layer": RESMLP_ACTIVATION}) for variant in (E, FLIPFLOP, OCTIC)),
     ORDINARY,
 )
 # name: width, depth, start of the layer scales
@@ -244,9 +245,9 @@ ENTRIES = (
     *_cross(VisionTransformer, "vit", _dinov2(), DINOV2_VARIANTS),
     *_cross(VisionTransformer, "vit", _rotary(), (E, ORDINARY)),
     *_cross(ResMlp, "resmlp", _resmlps(), RESMLP_VARIANTS),
-    *_cross(ConvNeXt, "convnext", _isotropic(), (E, Variant("flipflop", "E"), ORDINARY)),
-    *_cross(ConvNeXt, "convnext", _hierarchical(), (E,)),
-    *_cross(ResNet, "resnet", _resnets(), EHI),
+    *_cross(ConvNeXt, "convnext", _isotropic(), (E, FLIPFLOP, OCTIC, ORDINARY)),
+    *_cross(ConvNeXt, "convnext", _hierarchical(), (E, OCTIC)),
+    *_cross(ResNet, "resnet", _resnets(), (*EHI, OCTIC)),
     *_cross(ResNet, "resnet", _resnets("d"), (E,)),
 )
 """Every model that we register."""

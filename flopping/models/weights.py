@@ -62,11 +62,21 @@ def _renamed(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
     }  # as timm's Eva has it
     windows = {f"{name}.proj.even.weight" for name, layer in model.named_modules() if isinstance(layer, Downsample)}
     found = {}
-    for name, value in state_dict.items():
+    for name, value in _with_joined_gates(state_dict).items():
         key = names.get(name, name)
         if key in windows and value.dim() == 4:
             value = value.permute(0, 2, 3, 1)  # ours reads a window place by place
         found[key] = _with_axes(value, own[key].dim()) if key in own else value
+    return found
+
+
+def _with_joined_gates(state_dict: Mapping[str, Tensor]) -> StateDict:
+    """timm's `SwiGLU` has two matrices, for the gate and for what it multiplies; ours is one, the gate first."""
+    found = dict(state_dict)
+    for gate in [key for key in found if re.search(r"\.fc1_g\.\w+$", key)]:
+        multiplied = gate.replace(".fc1_g.", ".fc1_x.")
+        if multiplied in found:
+            found[gate.replace(".fc1_g.", ".fc1.")] = torch.cat([found.pop(gate), found.pop(multiplied)])
     return found
 
 

@@ -21,8 +21,8 @@ NAMES = [
     "resnet_flop_test",
 ]
 
-# Two blocks are compiled like four; the other networks run in `make test-long`.
-COMPILED = [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])]
+# Few blocks are compiled like many; most networks run in `make test-long`.
+COMPILED = [pytest.param(name, marks=() if name == NAMES[0] else pytest.mark.long) for name in ZOO if "test" in name]
 
 
 def create(name: str, **kwargs: object) -> Backbone:
@@ -33,11 +33,13 @@ def create(name: str, **kwargs: object) -> Backbone:
 
 
 def create_shallow(name: str) -> Backbone:
-    """With two blocks, a hand-off between them where the network has one."""
-    depth = {"depths": (2,)} if "iso" in name else {"depth": 2}
+    """With two blocks, or one for each segment between hand-offs; networks of stages are small enough."""
     kinds = ZOO[name].args.get("handoffs", {}).values()
-    handoffs = {"handoffs": dict.fromkeys([1], *kinds)} if kinds else {}
-    return create(name, **({} if name in ("convnext_flop_test", "resnet_flop_test") else {**depth, **handoffs}))
+    depth = max(2, len(kinds) + 1)
+    handoffs = {"handoffs": dict(enumerate(kinds, 1))} if kinds else {}
+    if len(ZOO[name].args.get("depths", (1,))) > 1:
+        return create(name)
+    return create(name, **({"depths": (depth,)} if "iso" in name else {"depth": depth}), **handoffs)
 
 
 def random_image(name: str, batch: int = 2, channels: int = 3, dtype: torch.dtype = torch.float32) -> torch.Tensor:

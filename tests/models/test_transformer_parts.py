@@ -112,19 +112,25 @@ def test_masks(args: dict[str, object]) -> None:
         assert relative_error(model(image.flip(-1), attn_mask=moved), logits) < 1e-12
 
 
+@pytest.mark.parametrize("align", [0, 8])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_trivial_group_is_timms_dinov3(qk_norm: bool) -> None:
-    """timm's class with the arguments of its DINOv3 networks, gated; its weights, on two sizes of images."""
+def test_trivial_group_is_timms_dinov3(qk_norm: bool, align: int) -> None:
+    """timm's class with the arguments of its DINOv3 networks, gated; its weights, on two sizes of images.
+
+    With an alignment, as the largest ones have it, timm keeps the gate and what it multiplies in two matrices.
+    """
     torch.manual_seed(0)
     theirs = randomize_(
         Eva(
             **SMALL, qkv_bias=False, init_values=1e-5, rope_type="dinov3", rope_temperature=100, rope_rotate_half=True,
             use_rot_pos_emb=True, use_abs_pos_emb=False, num_reg_tokens=3, use_fc_norm=False, swiglu_mlp=True,
             norm_layer=partial(LayerNorm, eps=1e-5), dynamic_img_size=True, global_pool="token", qk_norm=qk_norm,
+            swiglu_align_to=align,
         )
     ).eval()  # fmt: skip
     args = {**ALL, "qk_norm": qk_norm, "qkv_bias": False, "norm_eps": 1e-5, "dynamic_img_size": True}
     ours = build(**args, group="trivial").eval()
+    assert any(".fc1_g." in key for key in theirs.state_dict()) == bool(align)
     ours.load_state_dict(from_timm(theirs.state_dict(), ours))
     for size in ((48, 48), (40, 64)):
         image = torch.randn(2, 3, *size)

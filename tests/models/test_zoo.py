@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from flopping import Layout
-from flopping.cost.overview import count_network, match_names
+from flopping.cost import overview
+from flopping.cost.overview import count_network, match_names, network_row, stored_figures
 from flopping.functional.grid import Fold
 from flopping.models import ZOO, paper_names, registered_name
 from flopping.models.paper import published, results
@@ -42,6 +43,7 @@ STORED_ZEROS = {"E(ConvNeXt-S (iso.))": 24_192, "E(ConvNeXt-B (iso.))": 48_384, 
 @pytest.mark.parametrize("paper", results())
 def test_parameters_and_flops_of_the_paper(paper: str) -> None:
     found = count_network(paper_names()[paper], paper)
+    assert found == network_row(found.name, paper)
     assert found.constants == STORED_ZEROS.get(paper, 0)
     assert round((found.params + found.constants) / 1e6, 1) == results()[paper].params_m
     assert found.params_met
@@ -53,6 +55,7 @@ def test_parameters_and_flops_of_octic_networks(paper: str) -> None:
     """FLOPs are the published ones if the patch embedding is multiplied out, which octic-vits does and ours doesn't."""
     entry, reported = ZOO[paper_names()[paper]], published()[paper]
     found = count_network(entry.name, paper)
+    assert found == network_row(entry.name, paper)
     assert reported.params_m in (None, round(found.params / 1e6))
     patch, width = entry.args["patch_size"], entry.args["embed_dim"]
     layout = Layout.regular(entry.group, width)
@@ -117,6 +120,10 @@ def test_fewer_flops_than_the_paper_are_right_for_twins_only() -> None:
         ("ViT-L DINOv2", "vit_large_patch16_dinov2"),
         ("flipflop I(ViT-B)", "deit3_flipflop_invariant_base_patch16_224"),
         ("flipflop E(ConvNeXt-S (iso.))", "convnext_flipflop_iso_small"),
+        ("octic E(ResMLP-S24)", "resmlp_octic_s24_224"),
+        ("octic E(ConvNeXt-B iso)", "convnext_octic_iso_base"),
+        ("octic E(ConvNeXt-T)", "convnext_octic_tiny"),
+        ("octic e(resnet-50)", "resnet_octic_50"),
     ],
 )
 def test_names_of_the_paper(spelling: str, name: str) -> None:
@@ -157,10 +164,26 @@ def test_models_command_by_group() -> None:
         ["E(ViT-S)", "deit3_octic_small_patch16_224"]
     ]
     assert '"octic E(ViT-S)"' in " ".join(shown.split())
-    for wrong, message in ((["--group", "octik"], "octik"), (["resmlp*", "--group", "octic"], "without --group")):
+    for wrong, message in ((["--group", "octik"], "octik"), (["resmlp*", "--group", "rot90"], "without --group")):
         refused = runner.invoke(app, ["models", *wrong], env={"COLUMNS": "150"})
         assert refused.exit_code == 2
         assert message in refused.output
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if "test" in n else pytest.mark.long) for n in match_names()]
+)
+def test_stored_figures_are_what_is_counted(name: str) -> None:
+    """If not: python tools/count_networks.py. The published ones are compared above, others by `make test-long`."""
+    assert network_row(name) == count_network(name)
+
+
+def test_models_command_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure is stored for every network, and for no other."""
+    assert set(stored_figures()) == set(match_names())
+    monkeypatch.setattr(overview, "count", None)
+    listed = runner.invoke(app, ["models", "--json"], catch_exceptions=False)
+    assert len(listed.stdout.splitlines()) == len(match_names())
 
 
 def test_verify_command_takes_names_of_the_paper() -> None:

@@ -1,6 +1,7 @@
 """A pytest plugin for timm's own test-suite: registers our models first, and keeps only their tests.
 
-`FLOPPING_TIMM_MODELS` (a name with wildcards) chooses fewer of them.
+`FLOPPING_TIMM_MODELS` (a name with wildcards) chooses fewer of them. `FLOPPING_TIMM_PASSED` names a file that remembers
+what has passed: the suite takes an hour, and goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
@@ -24,16 +26,25 @@ FOR_ALL = {
     "test_model_forward_fx",
     "test_model_backward_fx",
 }
+PASSED = os.environ.get("FLOPPING_TIMM_PASSED")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Workers of xdist report to the process that started them, which is the one that writes."""
+    if PASSED and report.when == "call" and report.passed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(PASSED, "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     pattern = os.environ.get("FLOPPING_TIMM_MODELS", "*")
     ours = {name for name in ZOO if fnmatch(name, pattern)}
+    passed = set(Path(PASSED).read_text(encoding="utf-8").splitlines()) if PASSED and Path(PASSED).exists() else set()
     kept, others, run = [], [], defaultdict(set)
     for item in items:
         test = getattr(item, "originalname", "")
         model = getattr(getattr(item, "callspec", None), "params", {}).get("model_name")
-        wanted = model in ours and test not in LEFT_OUT
+        wanted = model in ours and test not in LEFT_OUT and item.nodeid not in passed
         (kept if wanted else others).append(item)
         run[test].add(model)
     for test in FOR_ALL:

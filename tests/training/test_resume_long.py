@@ -12,13 +12,19 @@ from time import sleep
 
 import pytest
 from support.training_runs import (
+    EVERYTHING,
     FAMILIES,
+    SAVED,
     Launcher,
     assert_same,
+    command,
     newest,
+    recipe_file,
     run_of,
     wait_for_a_step,
 )
+
+from flopping.models import ZOO, ConvNeXt, ResMlp, ResNet, VisionTransformer
 
 pytestmark = pytest.mark.long
 KILLS = 25
@@ -40,6 +46,25 @@ def test_killed_many_times(family: str, tmp_path: Path, launcher: Launcher, imag
         kills.append(newest(run))
     assert launcher.run(tmp_path, *run_of(family, images, run), "epochs=20").code == 0
     assert_same(run, whole)
+
+
+# recipes have no family of ResNets
+FAMILY_OF = {VisionTransformer: "ViT", ResMlp: "ResMLP", ConvNeXt: "ConvNeXt", ResNet: "ConvNeXt"}
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if "test" in name])
+def test_every_kind_of_network_goes_on(name: str, tmp_path: Path, launcher: Launcher, images: Path) -> None:
+    """All groups, hand-offs and parts: killed before its second checkpoint has its name, and resumed."""
+    fields = {**EVERYTHING, "epochs": 2, "optimizer": "adamw", "img_size": ZOO[name].img_size}
+    recipe = recipe_file(tmp_path / "recipe.yaml", FAMILY_OF[ZOO[name].model], **fields)
+    run, whole = (command(recipe, images, tmp_path / folder, name, *SAVED) for folder in ("run", "whole"))
+    assert launcher.run(tmp_path, *whole).code == 0
+    strike = ("os.rename", "/.new-step-", 2, signal.SIGKILL)
+    assert launcher.run(tmp_path, *run, strikes=[strike]).code == -signal.SIGKILL
+    ended = launcher.run(tmp_path, *run)
+    assert ended.code == 0, ended.err
+    assert "Resumed after step 1 of 8" in ended.err
+    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 def start(cache: Path, *arguments: str) -> subprocess.Popen[str]:
