@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flopping_cli.common import OwnCode, Quiet, app, progress_console, say
+from flopping_cli.train import name_network
 
 
 @app.command()
@@ -73,7 +74,7 @@ def export(
     table = Table(show_header=False)
     table.add_row("file", escape(str(found.path)))
     table.add_row("format", found.format)
-    table.add_row("network", escape(found.model))
+    table.add_row("network", escape(name_network(found.model)))
     table.add_row("size", f"{found.bytes / 1e6:.1f} MB")
     table.add_row("checked with batches of", ", ".join(map(str, checked.batches)))
     table.add_row("largest difference from the network", f"{checked.difference:.1e} of the largest logit")

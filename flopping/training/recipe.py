@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Strict
 from pydantic.dataclasses import dataclass
 
 from flopping.cost.records import STRICT
-from flopping.errors import UsageError, as_usage_error
+from flopping.errors import UsageError, as_usage_error, name_closest
 from flopping.files import LARGEST_TEXT, require_regular
 from flopping.models.arguments import MAX_IMG_SIZE, SET_BY_FIELDS
 from flopping.training.schema import as_file_error, build, document, format_yaml, parse_yaml, unknown_field
@@ -268,10 +268,9 @@ def text_of(name: str | Path) -> str:
         with as_usage_error(UnicodeDecodeError, context=f"{text}: a recipe is text in UTF-8"), as_usage_error(OSError):
             return Path(text).read_text(encoding="utf-8")
     if text not in names():
-        near = get_close_matches(text.lower(), names(), n=3, cutoff=0.4) or names()
-        raise UsageError(
-            f"no recipe is called {text!r}; the closest are {', '.join(near)}. A file of yours ends in .yaml"
-        )
+        near = get_close_matches(text.lower(), names(), n=3, cutoff=0.6)
+        hint = name_closest(near) if near else f"there are {', '.join(names())}"
+        raise UsageError(f"no recipe is called {text!r}; {hint}. A file of yours ends in .yaml")
     return _folder().joinpath(f"{text}.yaml").read_text(encoding="utf-8")
 
 
