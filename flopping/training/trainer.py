@@ -382,13 +382,13 @@ class Trainer:
         passes = self.sampler.passes * self.world.size
         idle = passes - order.micro_batches
         each += f", unevenly: {idle} of {passes} turns are idle" if idle else ""
-        rest = order.images - order.steps * order.batch_size
-        each += f"; {pluralize(rest, 'image')} left out of every epoch, in turn" if rest else ""
+        rest = order.images - order.steps * order.batch_size if order.repeats == 1 else 0
+        left_out = f"; every epoch leaves out {pluralize(rest, 'image')}, chosen at random" if rest else ""
         self.log.say(
             f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)}"
             f" validation images of {len(self.train.classes)} classes; {pluralize(recipe.epochs, 'epoch')} of"
             f" {pluralize(order.steps, 'step')}; batch"
-            f" {order.batch_size} ({each})"
+            f" {order.batch_size} ({each}){left_out}"
         )
         for note in self.preprocessing.describe_left_out():
             self.log.say(note)

@@ -68,8 +68,8 @@ def test_what_a_run_says_of_short_epochs(tmp_path: Path) -> None:
     options = ["--device", "cpu", "--workers", "0", "--no-compile"]
     ended = call("train", "fashion_vit", *changes, "--data", str(data), "-o", str(tmp_path / "run"), *options)
     assert ended.code == 0, ended.err
-    assert "2 epochs of 1 step; batch 5 (1 x 5); 3 images left out of every epoch, in turn" in ended.err
+    assert "2 epochs of 1 step; batch 5 (1 x 5); every epoch leaves out 3 images, chosen at random" in ended.err
     first, second = ended.err.split("epoch 1 of 2: ")[1].split("epoch 2 of 2: ")
     assert "images/s" not in first
     assert re.search(r", \d+ images/s", second)
-    assert "left out" not in train_tiny(data, tmp_path / "full").err
+    assert "leaves out" not in train_tiny(data, tmp_path / "full").err
