@@ -51,11 +51,11 @@ def doctor(
         try:
             machine = describe_machine(on)
             checks = plan(on)
-            found = examine(checks)
+            examined = examine(checks)
             for number, check in enumerate(checks):
                 what = f"{check.network}, {check.name}"
                 bar.update(task, description=what, total=len(checks), completed=number)
-                results.append(result := next(found))
+                results.append(result := next(examined))
                 took = "" if result.seconds is None else f", {result.seconds:.1f} s"
                 say(f"{number + 1} of {len(checks)}: {what}: {result.status}{took}", bar.console)
         except KeyboardInterrupt:  # by SIGINT or SIGTERM

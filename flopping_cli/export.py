@@ -28,7 +28,7 @@ def export(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Take this many images at a time and no others; any number by default.")
     ] = None,
-    img_size: Annotated[int | None, typer.Option(min=1, help="Size of images, for a model by name.")] = None,
+    img_size: Annotated[int | None, typer.Option(min=1, max=8192, help="Size of images, for a model by name.")] = None,
     opset: Annotated[int | None, typer.Option(help="Version of ONNX's operators, 18 to 23; 20 by default.")] = None,
     average: Annotated[bool, typer.Option("--average", help="Averaged weights (EMA) of a checkpoint.")] = False,
     code: OwnCode = None,

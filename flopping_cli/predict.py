@@ -68,7 +68,7 @@ def predict(
     average: Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")] = False,
     code: OwnCode = None,
     img_size: Annotated[
-        int | None, typer.Option(min=1, help="Another size of images, for networks that are no checkpoint.")
+        int | None, typer.Option(min=1, max=8192, help="Another size of images, for networks that are no checkpoint.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images at a time.")] = 32,
     device: Device = "auto",

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -119,7 +120,7 @@ def load_attribute(
     if not where or (where.startswith(".") and not where.endswith(".py")):
         raise UsageError(f"{target!r} names no file and no package: write FILE.py:ATTRIBUTE or MODULE:ATTRIBUTE")
     is_file = where.endswith(".py")
-    folder = Path(where).resolve().parent if is_file else Path.cwd()
+    folder = Path(os.path.realpath(where)).parent if is_file else Path.cwd()
     with _importable(folder):
         source = _run_file(Path(where)) if is_file else _import(where)
     if not hasattr(source, attribute):

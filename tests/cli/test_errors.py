@@ -116,6 +116,34 @@ def test_empty_words(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "verify loop.py:build",
+        "count loop.py:build",
+        "predict loop.py:build loop.py",
+        "export loop.py:build -o net.pt2",
+        "show loop.py --model loop.py:build",
+        "train fashion_vit --data fashion-mnist --model loop.py:build -o run",
+    ],
+)
+def test_links_to_themselves(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop.py").symlink_to("loop.py")
+    ended = call(*line.split(), curves=True)
+    assert (ended.code, ended.out) == (2, "")
+    assert "loop.py" in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["loop.py"]
+
+
+@pytest.mark.parametrize("command", ["verify", "count", "predict", "export", "probe"])
+def test_images_of_absurd_sizes(command: str) -> None:
+    more = {"predict": ["photo.png"], "export": ["-o", "net.pt2"], "probe": ["photos"]}.get(command, [])
+    ended = call(command, "deit3_flop_test_patch16_64", *more, "--img-size", str(16 * 10**8))
+    assert (ended.code, ended.out) == (2, "")
+    assert "'--img-size'" in ended.err
+
+
 @pytest.mark.parametrize("words", [["--help"], ["--version"], [], ["count", "--help"]], ids=" ".join)
 def test_help_on_a_full_disk(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
