@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import signal
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,13 +52,13 @@ def doctor(
         try:
             machine = describe_machine(on)
             checks = plan(on)
-            examined = examine(checks)
-            for number, check in enumerate(checks):
-                what = f"{check.network}, {check.name}"
-                bar.update(task, description=what, total=len(checks), completed=number)
-                results.append(result := next(examined))
-                took = "" if result.seconds is None else f", {result.seconds:.1f} s"
-                say(f"{number + 1} of {len(checks)}: {what}: {result.status}{took}", bar.console)
+            with closing(examine(checks)) as examined:
+                for number, check in enumerate(checks):
+                    what = f"{check.network}, {check.name}"
+                    bar.update(task, description=what, total=len(checks), completed=number)
+                    results.append(result := next(examined))
+                    took = "" if result.seconds is None else f", {result.seconds:.1f} s"
+                    say(f"{number + 1} of {len(checks)}: {what}: {result.status}{took}", bar.console)
         except KeyboardInterrupt:  # by SIGINT or SIGTERM
             interrupted = True
         finally:
