@@ -97,6 +97,15 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def name_closest(names: Sequence[str]) -> str:
+    """The names most like one that doesn't exist, as the end of a sentence.
+
+    >>> name_closest(["resnet18"]), name_closest(["ViT-B", "ViT-S"])
+    ('the closest is resnet18', 'the closest are ViT-B, ViT-S')
+    """
+    return f"the closest {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+
+
 def shorten(names: Sequence[str], most: int = 10) -> str:
     """The first of many names, and how many more there are.
 

@@ -58,11 +58,8 @@ def demo(
 
     Example: flopping demo -o build/demo
     """
-    from flopping.errors import UsageError
     from flopping.lab.demo import demo as run
 
-    if not output:
-        raise UsageError("-o '' names no folder: name one, as in -o build/demo")
     with train.report_end(Console(stderr=True), Path(output), again="the same command"):
         run(Console(), Path(output), progress=progress_console(quiet))
 

@@ -244,7 +244,7 @@ def print_goals(records: list[Record]) -> None:
     """Every goal, with what was measured."""
     from flopping.lab.bench.goals import goal_results, launch_results
 
-    table = Table("", "measured", "goal", "", title="Goals", title_justify="left")
+    table = Table("what", "measured", "goal", "result", title="Goals", title_justify="left")
     for what, found, goal, met in (*goal_results(records), *launch_results()):
         table.add_row(what, found, goal, MARKS[met])
     Console().print(table)
@@ -319,7 +319,7 @@ def loader(
     if json:
         print_json([found.as_dict()])
         return
-    table = Table("", "images/s", "")
+    table = Table("what", "images/s", "how")
     table.add_row("loader", f"{found.loader:.0f}", f"{found.workers} worker processes, on {found.cores} cores")
     table.add_row("network", f"{found.network:.0f}", f"training steps of {job.model} on images that are in memory")
     table.add_row("together", f"{found.together:.0f}", f"{100 * found.waiting:.1f} % of the time spent on waiting")

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import sleep
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -50,7 +50,10 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta.setdefault(WORDS, list(args))  # commands of groups get the rest of them
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except OSError as error:  # of the help, which is printed here
+            _end_after(error)
 
     def list_commands(self, ctx: Any) -> list[str]:
         found = super().list_commands(ctx)
@@ -65,6 +68,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         _prepare_output()
         try:
+            _refuse_empty(ctx.meta[WORDS])
             return super().invoke(ctx)
         except ValueError as error:
             from flopping.errors import UsageError
@@ -83,31 +87,51 @@ class Commands(TyperGroup):
             raise self._refusal(ctx, f"own code ended the command: sys.exit({error.code})") from error
         except OSError as error:
             from flopping.errors import describe
-            from flopping.files import DISK_FULL, WriteError
+            from flopping.files import WriteError
 
             typed = error.filename is not None and is_typed(os.fsdecode(error.filename), ctx.meta[WORDS])
             if typed and not isinstance(error, WriteError) and error.errno in REFUSED_NAMES:
                 wait_for_rank0()
                 raise self._refusal(ctx, describe(error)) from error
-            if not isinstance(error, WriteError) and error.errno not in (*DISK_FULL, errno.EIO):
-                raise  # also BrokenPipeError, which typer handles
-            wait_for_rank0()
-            if isinstance(error, WriteError):
-                say(str(error))
-            else:
-                _discard_output()
-                where = "" if error.filename is None else f" ({error.filename})"
-                advice = "Free some space, then start" if error.errno in DISK_FULL else "Start"
-                say(
-                    f"The command stopped: {error.strerror}{where}. {advice} again; earlier results are kept, the"
-                    " last line may be incomplete"
-                )
-            raise typer.Exit(1) from error
+            _end_after(error)
 
     def _refusal(self, ctx: Any, text: str) -> typer.BadParameter:
         """A message that shows the usage of the command that was called."""
         name = ctx.invoked_subcommand
-        return typer.BadParameter(text, typer.Context(self.commands[name], parent=ctx, info_name=name))
+        inner = ctx if name is None else typer.Context(self.commands[name], parent=ctx, info_name=name)
+        return typer.BadParameter(text, inner)
+
+
+def _refuse_empty(words: Sequence[str]) -> None:
+    """Refuse an empty word, as a shell variable without a value leaves it: as a path it would be the current folder."""
+    for before, word in zip(("", *words), words, strict=False):
+        name, equals, value = word.partition("=")
+        if not word or (name.startswith("--") and equals and not value):
+            from flopping.errors import UsageError
+
+            name = name or (before if before.startswith("-") else "")
+            given = f"{name} ''".strip()
+            raise UsageError(f"{given} names nothing: give it a value, or leave it out")
+
+
+def _end_after(error: OSError) -> NoReturn:
+    """End a command whose output or whose files could not be written; any other error keeps its traceback."""
+    from flopping.files import DISK_FULL, WriteError
+
+    if not isinstance(error, WriteError) and error.errno not in (*DISK_FULL, errno.EIO):
+        raise error  # also BrokenPipeError, which typer handles
+    wait_for_rank0()
+    if isinstance(error, WriteError):
+        say(str(error))
+    else:
+        _discard_output()
+        where = "" if error.filename is None else f" ({error.filename})"
+        advice = "Free some space, then start" if error.errno in DISK_FULL else "Start"
+        say(
+            f"The command stopped: {error.strerror}{where}. {advice} again; earlier results are kept, the last line may"
+            " be incomplete"
+        )
+    raise typer.Exit(1) from error
 
 
 def _show_own_code(error: BaseException | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import signal
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,9 +52,13 @@ def doctor(
         try:
             machine = describe_machine(on)
             checks = plan(on)
-            for check, result in zip(checks, examine(checks), strict=True):
-                results.append(result)
-                bar.update(task, description=check.network, total=len(checks), completed=len(results))
+            with closing(examine(checks)) as examined:
+                for number, check in enumerate(checks):
+                    what = f"{check.network}, {check.name}"
+                    bar.update(task, description=what, total=len(checks), completed=number)
+                    results.append(result := next(examined))
+                    took = "" if result.seconds is None else f", {result.seconds:.1f} s"
+                    say(f"{number + 1} of {len(checks)}: {what}: {result.status}{took}", bar.console)
         except KeyboardInterrupt:  # by SIGINT or SIGTERM
             interrupted = True
         finally:
@@ -75,7 +80,7 @@ def _print(machine: dict[str, str], results: list[Result], report: str) -> None:
     console = Console()
     for name, text in machine.items():
         console.print(Text(f"{name + ':':<12}{text}"), soft_wrap=True)
-    table = Table("network", "check", "", "seconds")
+    table = Table("network", "check", "result", "seconds")
     table.columns[-1].justify = "right"
     for result in results:
         seconds = "" if result.seconds is None else f"{result.seconds:.1f}"

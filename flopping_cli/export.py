@@ -24,6 +24,7 @@ from flopping_cli.common import (
     say,
     show_status,
 )
+from flopping_cli.train import name_network
 
 
 @app.command()
@@ -40,7 +41,7 @@ def export(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Take this many images at a time and no others; any number by default.")
     ] = None,
-    img_size: Annotated[int | None, typer.Option(min=1, help="Size of images, for a model by name.")] = None,
+    img_size: Annotated[int | None, typer.Option(min=1, max=8192, help="Size of images, for a model by name.")] = None,
     opset: Annotated[int | None, typer.Option(help="Version of ONNX's operators, 18 to 23; 20 by default.")] = None,
     average: Average = False,
     code: OwnCode = None,
@@ -85,7 +86,7 @@ def export(
     table = Table(show_header=False)
     table.add_row("file", escape(str(found.path)))
     table.add_row("format", found.format)
-    table.add_row("network", escape(found.model))
+    table.add_row("network", escape(name_network(found.model)))
     table.add_row("size", f"{found.bytes / 1e6:.1f} MB")
     table.add_row("checked with batches of", ", ".join(map(str, checked.batches)))
     table.add_row("largest difference from the network", f"{checked.difference:.1e} of the largest logit")

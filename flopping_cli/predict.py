@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flopping_cli.common import CTRL_C, Average, Json, OwnCode, Quiet, app, say
-from flopping_cli.train import Device, TestGroup, name_element
+from flopping_cli.train import Device, TestGroup, name_element, name_network
 
 if TYPE_CHECKING:
     from flopping.data.photos import Failed
@@ -68,7 +68,7 @@ def predict(
     average: Average = False,
     code: OwnCode = None,
     img_size: Annotated[
-        int | None, typer.Option(min=1, help="Another size of images, for networks that are no checkpoint.")
+        int | None, typer.Option(min=1, max=8192, help="Another size of images, for networks that are no checkpoint.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images at a time.")] = 32,
     device: Device = "auto",
@@ -108,7 +108,7 @@ def predict(
         raise UsageError("there are no images to classify")
     classifier = open_classifier(target, average=average, code=code, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
-        say(f"Warning: {classifier.name} has no trained weights here: its answers mean nothing.", console)
+        say(f"Warning: {name_network(classifier.name)} has no trained weights here: its answers mean nothing.", console)
     # rows that appear in the same terminal are progress enough
     silent = quiet or not console.is_terminal or (results.form is not Format.table and sys.stdout.isatty())
     columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

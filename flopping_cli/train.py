@@ -260,7 +260,10 @@ def evaluate(
     target: Annotated[str, typer.Argument(help="A run, one of its checkpoints, or a folder that timm's models save.")],
     data: Data = "",
     root: Root = None,
-    mirror: Annotated[bool, typer.Option(help="Test images that are mirrored or turned, too.")] = True,
+    move: Annotated[
+        bool,
+        typer.Option("--move/--no-move", "--mirror/--no-mirror", help="Test mirrored and turned images, too."),
+    ] = True,
     group: TestGroup = None,
     average: Average = False,
     code: OwnCode = None,
@@ -285,15 +288,15 @@ def evaluate(
 
     if not data:
         raise UsageError("--data says where the images are: a folder with val/ in it, or fashion-mnist")
-    if group is not None and not mirror:
-        raise UsageError(f"--no-mirror tests no moved images, and --group {group} asks for them: leave one of them out")
+    if group is not None and not move:
+        raise UsageError(f"--no-move tests no moved images, and --group {group} asks for them: leave one of them out")
     workers = default_workers() if workers is None else workers
     try:
         with Progress(console=progress_console(quiet or not is_rank0()), transient=True) as bar:
             task = bar.add_task("testing", total=None)
             found = evaluate_checkpoint(
                 *(Path(target), data, root, device, workers, batch),
-                move=mirror,
+                move=move,
                 group=group,
                 average=average,
                 code=code,

@@ -80,7 +80,7 @@ def verify(
             layer = None if target == "layers" else target
             rows = verify_layers(layer=layer, group=checked, dtype=precision, tol=tol)
         else:
-            model = load(target).to(precision)
+            model = load(target, layers=LAYERS).to(precision)
             kinds = AssertionError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
             refuses = f"{type(model).__name__} refuses --img-size {img_size}"
             with (
@@ -116,7 +116,7 @@ def _elements(group: Group) -> str:
 
 def _print_rows(rows: list[Row], broken: Row | None, total: int, caption: str) -> None:
     console = Console()
-    table = Table("layer", "type", "error", "tolerance", "", caption=caption, caption_justify="left")
+    table = Table("layer", "type", "error", "tolerance", "result", caption=caption, caption_justify="left")
     marks = {True: "[green]pass[/green]", False: "[red]FAIL[/red]", None: "no claim"}
     for row in rows:
         error = "" if row.error is None else f"{row.error:.1e}"

@@ -87,9 +87,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         PretrainedConfig.model_validate(config.get("pretrained_cfg") or {})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        got = f", got {first['input']!r}" if where else ""
-        raise UsageError(f"{str(path)!r}: {where} {first['msg']}{got}") from error
+        where, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        what = f"{where}: {message}, got {first['input']!r}" if where else message
+        raise UsageError(f"{str(path)!r}: {what}") from error
     return config
 
 

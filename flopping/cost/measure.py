@@ -112,7 +112,7 @@ class Session:
     def measure(self, group: Sequence[Record]) -> None:
         """Fill in records that `plan_records` made."""
         with tempfile.TemporaryDirectory(prefix="flopping-bench-", ignore_cleanup_errors=True) as empty:
-            self.environment = {CACHE: empty if self.cache is None else str(self.cache.resolve())}
+            self.environment = {CACHE: empty if self.cache is None else os.path.realpath(self.cache)}
             self._measure(group)
 
     def _measure(self, group: Sequence[Record]) -> None:

@@ -147,7 +147,7 @@ def _walk(folder: str, start: str, seen: set[str], on_error: Callable[[OSError],
 
 
 def _holds(question: Callable[[], bool]) -> bool:
-    """The answer about an entry of a folder; no for a link that leads to itself, or where nobody may look."""
+    """The answer about an entry of a folder; no for a link that leads to itself, or without permission."""
     with suppress(OSError):
         return question()
     return False

@@ -172,7 +172,7 @@ def _show_table(console: Console, ordinary: DemoResult, equivariant: DemoResult,
     for what, among in (("test images", torch.ones_like(shoes)), ("shoes only", shoes)):
         for suffix, mirrored in (("", False), (", mirrored", True)):
             scores = [f"{outcome.score(among, mirrored=mirrored):.1f} %" for outcome in (ordinary, equivariant)]
-            table.add_row(f"right: {what}{suffix}", *scores, "")
+            table.add_row(f"accuracy: {what}{suffix}", *scores, "")
     table.add_row("images whose class changes in the mirror", str(ordinary.changed), str(equivariant.changed), "")
     console.print()
     console.print(table)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from threading import Timer
@@ -81,7 +81,7 @@ def plan(device: str) -> list[Check]:
     return [Check(network, name, setting) for network in networks() for name, setting in settings.items()]
 
 
-def examine(checks: Sequence[Check], limit: float | None = None) -> Iterator[Result]:
+def examine(checks: Sequence[Check], limit: float | None = None) -> Generator[Result, None, None]:
     """Run checks in a process each. One that crashes, or is not done in time, is a result like any other."""
     with tempfile.TemporaryDirectory(prefix="flopping-doctor-", ignore_cleanup_errors=True) as cache:
         for check in checks:

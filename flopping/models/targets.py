@@ -7,8 +7,9 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -30,12 +31,12 @@ from flopping.models.zoo import closest, registered_name
 LAYERS = [name for name in fnn.__all__ if name not in {"Module", "RotaryEmbed", "Sequential"}]
 
 
-def load(target: str, img_size: int | None = None) -> nn.Module:
+def load(target: str, img_size: int | None = None, layers: Iterable[str] = ()) -> nn.Module:
     """`package.module:attribute`, `file.py:attribute` (a module, or a function that makes one), or a model's name.
 
     A model has a registered name, a name in the paper ("E(ViT-B)"), or a folder: "local-dir:FOLDER". Behind the name
     may stand another group for the same architecture: "E(ViT-B):trivial". A model by name that takes one size of images
-    is made for `img_size`.
+    is made for `img_size`. `layers` are names that the caller takes beside those of networks, for the error message.
 
     >>> load("deit3_flop_test_patch16_64:trivial").layouts[0]
     Layout(trivial, even=64)
@@ -53,10 +54,10 @@ def load(target: str, img_size: int | None = None) -> nn.Module:
     try:
         name = registered_name(network if options else target)
     except ValueError as error:
-        hint = closest(target, also=LAYERS)
-        raise UsageError(
-            f"no layer and no model is called {target!r}{hint}. For your own module write FILE.py:ATTRIBUTE"
-        ) from error
+        what = f"no {'layer and no ' if layers else ''}model is called {target!r}{closest(target, also=layers)}"
+        if target in LAYERS and target not in layers:
+            what = f"{target} is a layer, not a network"
+        raise UsageError(f"{what}. For your own module write FILE.py:ATTRIBUTE") from error
     context = f"{target!r}"
     if img_size is not None and timm.get_pretrained_cfg(name).fixed_input_size:
         context, options = f"--img-size {img_size}", {**options, "img_size": img_size}
@@ -119,7 +120,7 @@ def load_attribute(
     if not where or (where.startswith(".") and not where.endswith(".py")):
         raise UsageError(f"{target!r} names no file and no package: write FILE.py:ATTRIBUTE or MODULE:ATTRIBUTE")
     is_file = where.endswith(".py")
-    folder = Path(where).resolve().parent if is_file else Path.cwd()
+    folder = Path(os.path.realpath(where)).parent if is_file else Path.cwd()
     with _importable(folder):
         source = _run_file(Path(where)) if is_file else _import(where)
     if not hasattr(source, attribute):

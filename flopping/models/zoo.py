@@ -11,7 +11,7 @@ import timm
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
-from flopping.errors import UsageError
+from flopping.errors import UsageError, name_closest
 from flopping.models.arguments import with_current_names
 from flopping.models.backbone import Backbone
 from flopping.models.convnext import ConvNeXt
@@ -130,7 +130,7 @@ def closest(name: str, also: Iterable[str] = ()) -> str:
     """
     known = {other.lower(): other for other in (*timm.list_models(), *paper_names(), *also)}
     near = [known[other] for other in get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
-    return f"; the closest are {', '.join(near)}" if near else ""
+    return f"; {name_closest(near)}" if near else ""
 
 
 def _plain(name: str) -> str:

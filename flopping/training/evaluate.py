@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -175,7 +176,7 @@ def evaluate_checkpoint(
         with detect_lost_workers(workers):
             found = accuracy(model, named, world, nullcontext, dtype=torch.float32, group=moving, each=report)
         lost = sorted(set().union(*world.all_gather_object(unreadable)))
-    links = (name for name in ("best", "last") if (folder.parent.parent / name).resolve() == folder)
+    links = (name for name in ("best", "last") if os.path.realpath(folder.parent.parent / name) == str(folder))
     weights = "averaged" if average else next(links, "saved")
     return Evaluation(
         folder, weights, config["architecture"], source.name, found, [source.locate(index) for index in lost]

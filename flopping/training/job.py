@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from flopping.data.images import ImageDataset
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import read_json, write_json
+from flopping.models.arguments import with_current_names
 from flopping.training.networks import identify
 from flopping.training.recipe import Count, Recipe, read
 
@@ -108,8 +109,11 @@ def _differences(stored: Job, requested: Job) -> list[tuple[str, Any, Any]]:
     found = [
         (each.name, getattr(stored.recipe, each.name), getattr(requested.recipe, each.name))
         for each in fields(Recipe)
-        if each.name not in ("about", "model")  # the job names the model
+        if each.name not in ("about", "model", "model_args")  # the job names the model
     ]
+    with as_usage_error(ValueError, context="model_args"):
+        old_args, new_args = (with_current_names(job.recipe.model_args) for job in (stored, requested))
+    found += [(f"model_args.{name}", old_args.get(name), new_args.get(name)) for name in old_args | new_args]
     found += [(name, getattr(stored, name), getattr(requested, name)) for name in ("micro_batch", "new_head")]
     old, new = (job.network or identify(job.model) for job in (stored, requested))
     if old != new:

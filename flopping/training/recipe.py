@@ -186,7 +186,8 @@ class Recipe:
             if not name.isidentifier():
                 raise ValueError(f"model_args are named as in Python, got {name!r}")
         if self.warmup_epochs and self.warmup_epochs >= self.epochs:
-            raise ValueError(f"warmup_epochs={self.warmup_epochs:g} are not less than epochs={self.epochs}")
+            given = f"warmup_epochs={self.warmup_epochs:g} are not less than epochs={self.epochs}"
+            raise ValueError(f"{given}: lower warmup_epochs, too")
         if self.warmup_epochs and self.warmup_lr > self.lr:
             raise ValueError(f"warm-up rises from warmup_lr={self.warmup_lr:g} to lr={self.lr:g}, which is lower")
         if self.min_lr > self.lr:

@@ -148,6 +148,14 @@ class Progress:
         """Images per second."""
         return self.timed_images / self.timed_seconds if self.timed_seconds else 0.0
 
+    def describe_speed(self) -> str:
+        """The speed, as the end of a line; nothing before a step was timed.
+
+        >>> Progress().describe_speed(), Progress(timed_images=96, timed_seconds=2.0).describe_speed()
+        ('', ', 48 images/s')
+        """
+        return f", {self.speed:.0f} images/s" if self.speed else ""
+
     @property
     def seconds(self) -> float:
         """Time of the training so far at this speed."""

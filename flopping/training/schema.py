@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
-from flopping.errors import UsageError
+from flopping.errors import UsageError, name_closest
 
 T = TypeVar("T")
 MAX_CHARACTERS = 100_000
@@ -79,10 +79,9 @@ def read_packaged(package: str, name: str, what: str) -> str:
     """The text of a YAML file of a package; an error names those that are called alike."""
     names = packaged_names(package)
     if name not in names:
-        near = get_close_matches(name.lower(), names, n=3, cutoff=0.4) or names
-        raise UsageError(
-            f"no {what} is called {name!r}; the closest are {', '.join(near)}. A file of yours ends in .yaml"
-        )
+        near = get_close_matches(name.lower(), names, n=3, cutoff=0.6)
+        hint = name_closest(near) if near else f"there are {', '.join(names)}"
+        raise UsageError(f"no {what} is called {name!r}; {hint}. A file of yours ends in .yaml")
     return files(package).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 

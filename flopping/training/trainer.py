@@ -201,7 +201,7 @@ class Trainer:
             )
             progress.loss_sum, progress.losses = 0.0, 0
             self.interval = LogInterval()
-        self.log.update_bar(progress.step, f"loss {means[-1]:.3f}, {progress.speed:.0f} images/s")
+        self.log.update_bar(progress.step, f"loss {means[-1]:.3f}{progress.describe_speed()}")
         if stop:
             raise self._interrupted(self.save(None))
         if save_all and progress.step % self.order.steps:
@@ -237,8 +237,8 @@ class Trainer:
             )
             more = "" if average is None else f" (EMA {average.top1:.2f} %)"
             self.log.say(
-                f"epoch {epoch + 1:3d} of {self.recipe.epochs}: loss {loss:.4f}, top-1 {result.top1:.2f} %{more},"
-                f" {progress.speed:.0f} images/s"
+                f"epoch {epoch + 1:3d} of {self.recipe.epochs}: loss {loss:.4f}, top-1 {result.top1:.2f} %{more}"
+                f"{progress.describe_speed()}"
             )
         progress.epochs += 1
         checkpoint = self.save(None if result is None else result.top1)
@@ -381,11 +381,13 @@ class Trainer:
         passes = self.sampler.passes * self.world.size
         idle = passes - order.micro_batches
         each += f", unevenly: {idle} of {passes} turns are idle" if idle else ""
+        rest = order.images - order.steps * order.batch_size if order.repeats == 1 else 0
+        left_out = f"; every epoch leaves out {pluralize(rest, 'image')}, chosen at random" if rest else ""
         self.log.say(
             f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)}"
             f" validation images of {len(self.train.classes)} classes; {pluralize(recipe.epochs, 'epoch')} of"
             f" {pluralize(order.steps, 'step')}; batch"
-            f" {order.batch_size} ({each})"
+            f" {order.batch_size} ({each}){left_out}"
         )
         for note in self.preprocessing.describe_left_out():
             self.log.say(note)

@@ -26,7 +26,6 @@ def bench(*arguments: str) -> Result:
         ([], "say what to measure"),
         (["E(ViT-Q)"], "the closest are E(ViT-S)"),
         (["E(ViT-S)", "--baseline", "resnet19"], "'resnet19'; the closest are resnet18"),
-        (["E(ViT-S)", "--baseline", ""], "no model is called ''"),
         (["E(ViT-S)", "--dtype", "float8"], "'float8'"),
         (["E(ViT-S)", "--mode", "jit"], "'jit'"),
         (["E(ViT-S)", "--train", "--mode", "compiled-frozen"], "compiled-frozen"),

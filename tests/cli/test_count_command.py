@@ -122,6 +122,7 @@ def refusal(*arguments: str) -> str:
     [
         (["E(ViT-M)"], "'E(ViT-M)'; the closest are E(ViT-"),
         (["ViT-S)"], "'ViT-S)'"),
+        (["Linear"], "Linear is a layer, not a network. For your own module write FILE.py:ATTRIBUTE"),
         (["nowhere.py:net"], "no file 'nowhere.py'"),
         ([NAME, "--img-size", "65"], "not a multiple of the patch size"),
         ([NAME, "--img-size", "1600000000"], "'--img-size'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,82 @@ def test_own_code_that_exits_is_refused(tmp_path: Path) -> None:
     ended = call("verify", f"{tmp_path}/net.py:build")
     assert (ended.code, ended.out) == (2, "")
     assert "sys.exit(0)" in ended.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train fashion_vit --data fashion-mnist -o EMPTY",
+        "train EMPTY --data fashion-mnist",
+        "demo -o EMPTY",
+        "eval . --data=",
+        "eval EMPTY --data fashion-mnist",
+        "predict EMPTY fashion-mnist",
+        "predict ViT-S EMPTY",
+        "export EMPTY -o net.pt2",
+        "export ViT-S --output=",
+        "show fashion-mnist:1 -o EMPTY",
+        "probe ViT-S EMPTY",
+        "report EMPTY",
+        "convert reference net.pth -o EMPTY",
+        "bench E(ViT-S) --baseline EMPTY",
+        "bench loader small_data --model ViT-S --data EMPTY",
+        "experiment cifar10 --data photos -o EMPTY --report page.md",
+        "count EMPTY",
+        "verify EMPTY",
+    ],
+)
+def test_empty_words(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell variable that isn't set is not the current folder."""
+    monkeypatch.chdir(tmp_path)
+    words = line.split()
+    before = next((a for a, b in itertools.pairwise(words) if b == "EMPTY" and a.startswith("-")), "")
+    ended = call(*(word.replace("EMPTY", "") for word in words), curves=True)
+    assert (ended.code, ended.out) == (2, "")
+    given = f"{before or (words[-1][:-1] if words[-1].endswith('=') else '')} ''".strip()
+    assert f"{given} names nothing" in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "verify loop.py:build",
+        "count loop.py:build",
+        "predict loop.py:build loop.py",
+        "export loop.py:build -o net.pt2",
+        "show loop.py --model loop.py:build",
+        "train fashion_vit --data fashion-mnist --model loop.py:build -o run",
+    ],
+)
+def test_links_to_themselves(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop.py").symlink_to("loop.py")
+    ended = call(*line.split(), curves=True)
+    assert (ended.code, ended.out) == (2, "")
+    assert "loop.py" in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["loop.py"]
+
+
+@pytest.mark.parametrize("command", ["verify", "count", "predict", "export", "probe"])
+def test_images_of_absurd_sizes(command: str) -> None:
+    more = {"predict": ["photo.png"], "export": ["-o", "net.pt2"], "probe": ["photos"]}.get(command, [])
+    ended = call(command, "deit3_flop_test_patch16_64", *more, "--img-size", str(16 * 10**8))
+    assert (ended.code, ended.out) == (2, "")
+    assert "'--img-size'" in ended.err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], [], ["count", "--help"]], ids=" ".join)
+def test_help_on_a_full_disk(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w", buffering=1, encoding="utf-8") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            app(words)
+        monkeypatch.undo()
+    assert ended.value.code == 1
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_output_that_takes_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[Arguments, list[str]]] = {
     "no dataset's name": (lambda _: ["fashion_vit", "--data", "hfds/"], ["'hfds/'", "hfds/NAME"]),
     "weights that are not finite": (init_from_nan, ["head.weight", "not finite"]),
     "sharding alone": (options("--shard"), ["--shard", "torchrun"]),
-    "no weights": (options("--init", "{}/gone"), ["'{}/gone'"]),
+    "no weights": (options("--init", "{}/gone"), ["--init {}/gone: no folder '{}/gone'"]),
     "weights that are none": (options("--init", "{}/data/train/cat/0.png"), ["cat/0.png'"]),
     "new head of nothing": (options("--new-head"), ["--new-head", "--init"]),
     "run in a file": (options("-o", "{}/data/train/cat/0.png"), ["cat/0.png' is a file", "-o"]),

@@ -303,6 +303,8 @@ def test_quiet(photos: Path, networks: dict[str, Path]) -> None:
     untrained = classify(TINY, photos / "0.png", "--quiet", "--json")
     assert untrained.err == f"Warning: {TINY} has no trained weights here: its answers mean nothing."
     assert len(lines(untrained)[0]["top"]) == 5
+    by_paper = classify("E(ViT-S)", photos / "0.png", "--quiet", "--json").err
+    assert by_paper.startswith("Warning: E(ViT-S) (deit3_flop_small_patch16_224) has no trained weights")
     assert classify(networks[EQUIVARIANT], photos, "--quiet", "--json", "--check-mirror").err == ""
     assert "keep their class" in classify(networks[EQUIVARIANT], photos, "-q", "--check-mirror").out
     assert "none.png: there is no such file" in classify(networks[EQUIVARIANT], "none.png", "-q").err

@@ -110,16 +110,18 @@ def test_the_machine_and_the_sentence() -> None:
 
 
 def test_the_command(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table fits 80 columns, and a check that failed gives exit code 1."""
+    """Every check is reported when it ends; the table fits 80 columns; a check that failed gives exit code 1."""
     monkeypatch.setattr(doctor, "plan", lambda device: [GOOD, Check(f"{bad}:crash", "forward", INFER)])
-    found = call("doctor", "--device", "cpu", "--json", "--quiet")
+    found = call("doctor", "--device", "cpu", "--json")
     assert found.code == 1
+    assert "1 of 2: resmlp_flop_test_64, forward: pass, " in found.err
+    assert f"2 of 2: {bad}:crash, forward: FAIL" in found.err
     said = json.loads(found.out)
     assert [result["status"] for result in said["results"]] == ["pass", "FAIL"]
     assert said["sentence"] == sentence(said["machine"], [Result(**result) for result in said["results"]])
     monkeypatch.setattr(doctor, "plan", lambda device: [GOOD])
     table = CliRunner().invoke(app, ["doctor", "--device", "cpu", "-q"], env={"COLUMNS": "80"})
-    assert table.exit_code == 0
+    assert (table.exit_code, table.stderr) == (0, "")
     rows = [line for line in table.stdout.splitlines() if line.startswith(("│", "┃"))]
     assert len(rows) == 2
     assert all(len(row) <= 80 for row in rows)

@@ -242,7 +242,6 @@ def test_images_that_cannot_be_read_are_named_and_pipes_and_devices_left_out(
         (["--root", "x"], ["--root"]),
         (["-o", "a.jpg"], ["ends with .png", "'a.jpg'"]),
         (["-o", "there.png"], ["--force"]),
-        (["-o", ""], ["no name of a file"]),
         (["--layers", "stem"], ["'stem'"]),
         *(([option, "9" * 30], [option]) for option in ("--images", "--batch", "--seed", "--workers", "--img-size")),
     ],

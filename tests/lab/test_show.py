@@ -195,7 +195,6 @@ def test_the_command_writes_a_picture(tmp_path: Path, monkeypatch: pytest.Monkey
         (["notes.txt"], "'notes.txt' can't be shown"),
         ([f"fashion-mnist:{'9' * 5000}"], "0 to 1999"),
         (["photo.png", "--block", "-" + "9" * 30], "0 to 3"),
-        (["photo.png", "-o", ""], "no name of a file"),
         (["photo.png", "-o", "picture.jpg"], ".png"),
         (["photo.png", "-o", "./photo.png", "--force"], "the image itself"),
         (["photo.png", "-o", "nowhere/picture.png"], "nowhere"),

@@ -173,6 +173,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("MINE:net --group octic", 1, "FAIL"),
     ("MINE:net --group flipflop", 1, "checked: the group flipflop (flop, flip, rot180)"),
     ("Affine", 0, "checked: all groups of the pixel grid"),
+    ("Affine --group flop", 0, "┃ tolerance ┃ result ┃"),
     ("MINE:plain", 2, "Nothing to check"),
     ("MINE:maps --group octic", 2, "Sequential can't be checked for octic"),
     ("MINE:wide --group octic", 2, "Sequential can't be checked for octic"),

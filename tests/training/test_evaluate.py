@@ -81,6 +81,8 @@ def test_eval_reports_all_elements(tmp_path: Path) -> None:
     lines = call(*words, *HERE[:-1], "--group", "rot90").out.splitlines()
     assert [line.split(":")[0] for line in lines[2:5]] == ["  rot90", "  rot180", "  rot270"]
     assert lines[5] == "  0 images get another class from at least one element"
-    assert "moved" not in call(*words, *HERE, "--no-mirror").out
-    refused = call(*words, *HERE, "--no-mirror", "--group", "octic")
-    assert (refused.code, "--no-mirror" in refused.err) == (2, True)
+    for option in ("--no-move", "--no-mirror"):  # the second is its older name
+        still = call(*words, *HERE, option)
+        assert (still.code, "moved" in still.out) == (0, False), still.err
+    refused = call(*words, *HERE, "--no-move", "--group", "octic")
+    assert (refused.code, "--no-move" in refused.err) == (2, True)

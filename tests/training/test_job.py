@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,20 @@ def test_a_run_of_an_older_version(finished: Path, tmp_path: Path) -> None:
     moved = Job(old.recipe, old.model, str(tmp_path), micro_batch=old.micro_batch)
     with pytest.raises(UsageError, match="data="):
         moved.resume(old, tmp_path)
+
+
+def test_older_names_of_arguments(finished: Path, tmp_path: Path) -> None:
+    """They stand for the same network in a run and in the command that goes on with it, whichever has them."""
+    run = Job.read(finished / "run")
+    args = [{**run.recipe.model_args, name: 0.5} for name in ("invariant_share", "extra_share")]
+    old, new = (replace(run, recipe=replace(run.recipe, model_args=each)) for each in args)
+    assert new.resume(old, tmp_path) == old
+    assert old.resume(new, tmp_path) == new
+    with pytest.raises(UsageError, match=r"settings: model_args.extra_share=None \(was 0.5\)\. Resume"):
+        run.resume(old, tmp_path)
+    both = replace(run, recipe=replace(run.recipe, model_args=args[0] | args[1]))
+    with pytest.raises(UsageError, match="invariant_share is the old name of extra_share"):
+        both.resume(old, tmp_path)
 
 
 def test_a_description_that_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -225,6 +225,7 @@ def test_command_shows_the_fields() -> None:
     ("arguments", "value"),
     [
         (["deit3_bse"], "'deit3_bse'; the closest are deit3_base"),
+        (["zzz"], "'zzz'; there are cifar10_convnext, "),
         (["missing.yaml"], "'missing.yaml'"),
         (["deit3_base", "learning_rate=1"], "'learning_rate'; did you mean 'lr'?"),
         (["deit3_base", "--fields"], "'deit3_base'"),

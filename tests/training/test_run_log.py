@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.image_files import image_folder
+from support.training_runs import ANIMALS, TINY, call, train_tiny
 
 from flopping.errors import UsageError
 from flopping.training.run_log import LOG, RunLog, read_log
@@ -56,3 +59,17 @@ def test_a_log_that_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / LOG).mkdir()
     with pytest.raises(UsageError, match=LOG):
         read_log(tmp_path)
+
+
+def test_what_a_run_says_of_short_epochs(tmp_path: Path) -> None:
+    """The first step is not timed, so there is no speed before the second; images beyond full batches are mentioned."""
+    data = image_folder(tmp_path / "animals", ANIMALS)
+    changes = [*TINY[:-1], "batch_size=5", "epochs=2", "warmup_epochs=0"]
+    options = ["--device", "cpu", "--workers", "0", "--no-compile"]
+    ended = call("train", "fashion_vit", *changes, "--data", str(data), "-o", str(tmp_path / "run"), *options)
+    assert ended.code == 0, ended.err
+    assert "2 epochs of 1 step; batch 5 (1 x 5); every epoch leaves out 3 images, chosen at random" in ended.err
+    first, second = ended.err.split("epoch 1 of 2: ")[1].split("epoch 2 of 2: ")
+    assert "images/s" not in first
+    assert re.search(r", \d+ images/s", second)
+    assert "leaves out" not in train_tiny(data, tmp_path / "full").err

@@ -69,7 +69,7 @@ class Speed:
                 f"The network {waits}: the loader is {self.ratio:.2f} times as fast."
                 f" --workers {self.workers_needed} would keep up{most if self.workers_needed > self.cores else ''}."
             )
-        busy = "" if self.waiting <= MOST_WAITING else " They compete for the cores: try more workers, or fewer."
+        busy = "" if self.waiting <= MOST_WAITING else " They compete for the cores: try other values of --workers."
         return f"The loader is {self.ratio:.1f} times as fast as the network, which {waits}.{busy}"
 
     def as_dict(self) -> dict[str, Any]:
