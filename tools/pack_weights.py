@@ -49,9 +49,9 @@ The classes are {labels}.
 
 ## Limits
 
-These are the last weights of one run, tested after its last epoch on the images that the table names and on nothing else. The
-network knows these classes only: any other image gets one of them, too. The weights are under the licence of this package; the
-images that they were learned from are not part of it.
+These are the last weights of one run, tested after its last epoch on the images that the table names and on nothing
+else. The network knows these classes only: any other image gets one of them, too. The weights are under the licence of
+this package; the images that they were learned from are not part of it.
 
 ## Recipe
 
