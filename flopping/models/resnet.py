@@ -118,14 +118,15 @@ class ResNet(Backbone):
     `handoffs` counts blocks through all stages; other arguments as for `VisionTransformer`.
 
     Its kernels are odd and its strides 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225, of
-    which 113, 57, 29, 15 and 8 places are left. With `even_sizes` convolutions with a stride have kernels of 4, and
-    shortcuts means over 2 x 2 places: then mirrored axes are multiples of all strides; the stem is "half" or "small".
+    which 113, 57, 29, 15 and 8 are left. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4
+    in place of 3 shortcuts have means over 2 x 2 places, and mirrored axes are multiples of all strides; the stem is
+    "half", with a kernel of 4, or "small".
 
     >>> model = ResNet(depths=(1, 1), widths=(8, 16), stem_width=8, num_classes=10).eval()
     >>> x = torch.randn(2, 3, 33, 49)
     >>> bool(torch.allclose(model(x), model(x.flip(-1)), atol=1e-5)), tuple(model.forward_features(x).shape)
     (True, (2, 64, 5, 7))
-    >>> small = ResNet(depths=(1, 1), widths=(8, 16), bottleneck=False, stem_type="half", stem_width=8, even_sizes=True)
+    >>> small = ResNet(depths=(1, 1), widths=(8, 16), bottleneck=False, stem_type="half", stem_width=8, stride_kernel=4)
     >>> tuple(small.forward_features(torch.randn(2, 3, 32, 32)).shape)
     (2, 16, 8, 8)
     """
@@ -143,7 +144,7 @@ class ResNet(Backbone):
         bottleneck: bool = True,
         stem_type: Literal["", "deep", "half", "small"] = "",
         stem_width: int = 64,
-        even_sizes: bool = False,
+        stride_kernel: Literal[2, 3, 4] = 3,
         avg_down: bool = False,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -161,8 +162,12 @@ class ResNet(Backbone):
             raise ValueError(f"every stage has a depth and a width, got depths={depths}, widths={widths}")
         if stem_type not in ("", "deep", "half", "small"):
             raise ValueError(f"stem_type is '', 'deep', 'half' or 'small', got {stem_type!r}")
-        if even_sizes and stem_type in ("", "deep"):
-            raise ValueError(f"even sizes need stem_type='half' or 'small', got {stem_type!r}")
+        if stride_kernel not in (2, 3, 4) or (stride_kernel != 3 and stem_type in ("", "deep")):
+            raise ValueError(
+                "stride_kernel is 3, or 2 or 4 with stem_type='half' or 'small',"
+                f" got stride_kernel={stride_kernel!r}, stem_type={stem_type!r}"
+            )
+        even_sizes = stride_kernel != 3
         schedule = Schedule(group, sum(depths), handoffs, extra_share)
         rates = torch.linspace(0, probability(drop_path_rate), sum(depths), device="cpu").tolist()
         function = pointwise_function(act_layer)
@@ -171,12 +176,11 @@ class ResNet(Backbone):
         shortcut_pool = 2 if even_sizes else (2 if self.first_group.order == 1 else 3) if avg_down else None
 
         layout = schedule.first.layout(stem_width)
-        kernel = 4 if even_sizes else 3
         if stem_type == "deep":
             half = schedule.first.layout(stem_width // 2)
             self.conv1: nn.Module = self._deep_stem(layout, half, norm_eps, function, device, dtype)
         else:
-            size, step = {"": (7, 2), "half": (kernel, 2), "small": (3, 1)}[stem_type]
+            size, step = {"": (7, 2), "half": (4 if even_sizes else 3, 2), "small": (3, 1)}[stem_type]
             self.conv1 = self._conv(in_chans, layout, size, step, device, dtype)
         self.bn1 = BatchNorm(layout, norm_eps, device=device, dtype=dtype)
         self.act1 = Activation(layout, function)
@@ -203,7 +207,7 @@ class ResNet(Backbone):
                         segment.layout(width),
                         segment.layout(out),
                         stride=stride,
-                        stride_kernel=kernel,
+                        stride_kernel=stride_kernel,
                         bottleneck=bottleneck,
                         shortcut_pool=shortcut_pool,
                         drop_path=rates[b],
@@ -307,7 +311,7 @@ class ResNet(Backbone):
                 raise ValueError(
                     f"ResNet: a {AXES[axis]} of {size[axis]} pixels: its strides keep {self.first_group} where it is a"
                     f" multiple of {step}{' plus 1' * more}, e.g. {low} or {low + step}; other sizes need"
-                    f" even_sizes={not self.even_sizes}, or group='trivial'"
+                    f" {'stride_kernel=3' if self.even_sizes else 'even kernels (stride_kernel=4)'}, or group='trivial'"
                 )
         if self.even_sizes_only and any(n % total for n in size):
             raise ValueError(f"ResNet: this ordinary network takes multiples of {total} pixels, got {size}")

@@ -155,7 +155,7 @@ RESNETS = {
     "test": ((1, 2, 1, 1), True),  # a hand-off within a stage
 }
 # for images of 32 x 32 pixels, without bottlenecks; name: depths, widths, width of the stem
-SMALL_STEM = {"stem_type": "half", "even_sizes": True}
+SMALL_STEM = {"stem_type": "half", "stride_kernel": 4}
 SMALL_RESNETS = {"8": ((1, 1, 1), (64, 128, 256), 64)}
 
 BASELINES = {

@@ -71,11 +71,12 @@ def test_small_images() -> None:
 
 
 @pytest.mark.parametrize("group", [group for group in grid_groups() if group != "trivial"])
-@pytest.mark.parametrize("bottleneck", [True, False])
+@pytest.mark.parametrize(("bottleneck", "kernel"), [(True, 4), (False, 4), (False, 2)])
 @torch.no_grad()
-def test_even_sizes(group: str, bottleneck: bool) -> None:
-    """Kernels of 4 and means over 2 x 2 places where there is a stride; the ordinary network takes the same sizes."""
-    args = {"stem_type": "half", "even_sizes": True, "bottleneck": bottleneck, "widths": (16, 32), "stem_width": 32}
+def test_even_sizes(group: str, bottleneck: bool, kernel: int) -> None:
+    """Even kernels and means over 2 x 2 places where there is a stride; the ordinary network takes the same sizes."""
+    args = {"stem_type": "half", "stride_kernel": kernel, "widths": (16, 32), "stem_width": 32}
+    args["bottleneck"] = bottleneck
     model = make(**args, group=group)
     assert [info["reduction"] for info in model.feature_info] == [2, 2, 4]
     assert_equivariant(model, random_images(32, 24))
@@ -84,7 +85,7 @@ def test_even_sizes(group: str, bottleneck: bool) -> None:
     ordinary = make(**args, group="trivial")
     assert [tuple(m.shape[2:]) for m in ordinary.forward_intermediates(random_images(32, 24))[1]] == shapes
     windows = [layer.plan.window for layer in model.modules() if isinstance(layer, Conv2d)]
-    assert [window.kernel for window in windows if max(window.stride) == 2] == [(4, 4), (4, 4)]
+    assert [window.kernel for window in windows if max(window.stride) == 2] == [(4, 4), (kernel, kernel)]
 
 
 @torch.no_grad()
@@ -132,10 +133,11 @@ REFUSED = {
     "stages": (lambda: make(depths=(1,)), r"depths=\(1,\), widths=\(8, 16\)"),
     "stem": (lambda: make(stem_type="patch"), "got 'patch'"),
     "odd width": (
-        lambda: make(stem_type="half", even_sizes=True)(random_images(32, 33)),
-        r"a width of 33 pixels: .*multiple of 4, e\.g\. 32 or 36; other sizes need even_sizes=False",
+        lambda: make(stem_type="half", stride_kernel=4)(random_images(32, 33)),
+        r"a width of 33 pixels: .*multiple of 4, e\.g\. 32 or 36; other sizes need stride_kernel=3",
     ),
-    "large stem": (lambda: make(even_sizes=True), "got ''"),
+    "large stem": (lambda: make(stride_kernel=4), "got stride_kernel=4, stem_type=''"),
+    "kernel": (lambda: make(stem_type="half", stride_kernel=5), "got stride_kernel=5"),
     "rotations": (lambda: make(group="octic")(random_images(24, 41)), r"a height of 24 pixels: .*17 or 25"),
 }
 

@@ -67,7 +67,7 @@ class Conv2d(Module):
             raise ValueError(f"form is {', '.join(map(repr, FORMS))} or None, got {form!r}")
         self.leading = 3 if self.in_chans is None else None
         self.plan = ConvPlan(source, out_layout, window, groups)
-        self.form: Form = choose_form(source, out_layout, window) if form is None else form
+        self.form = form
         self.names = tuple(irrep.name for irrep in group.irreps)
         self.weight = nn.ParameterDict()
         for name, shape in zip(self.names, self.plan.weight_shapes, strict=True):
@@ -103,7 +103,9 @@ class Conv2d(Module):
         if not is_symbolic(parts):
             self.plan.window.check(self.out_layout.group, (parts[0].shape[1], parts[0].shape[2]), "Conv2d")
         weight = [self.weight.get(name) for name in self.names]
-        return FORMS[self.form](parts, weight, self.bias, self.plan)
+        plan = self.plan
+        form = self.form or choose_form(plan.in_layout, plan.out_layout, plan.window, self.training)
+        return FORMS[form](parts, weight, self.bias, plan)
 
     def _parts_of_image(self, image: Any) -> Feature:
         """An image as a map of invariant channels."""
