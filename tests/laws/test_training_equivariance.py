@@ -62,7 +62,7 @@ def recipe_for(name: str, *changes: str) -> Recipe:
     entry = ZOO[name]
     patch = int(entry.args.get("patch_size", 4 if entry.model is ConvNeXt else 16))
     size = 64 if patch == 4 else 2 * patch  # four stages of ConvNeXt: two places remain of 64 pixels
-    size = 65 if entry.model is ResNet else size
+    size = min(entry.img_size, 65) if entry.model is ResNet else size
     return load(RECIPES[entry.model]).override([*SHORT, f"model={name}", f"img_size={size}", *changes])
 
 
