@@ -278,7 +278,7 @@ def _shifted_maps(part: Tensor, plan: ConvPlan) -> list[Tensor]:
         for axis in (0, 1)
     )
     # the middle of a window that keeps the size is the map itself: compiled code need not look for its border
-    middle = (tuple(slice(p or None, -p or None) for p in pads)) if any(pads) else (slice(None),) * 2
+    middle = tuple(slice(p or None, -p or None) for p in pads) if any(pads) else (slice(None),) * 2
     return [part if (r, c) == middle else padded[:, r, c] for r in rows for c in columns]
 
 
