@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,7 @@ class RandomTranslation:
         return Image.fromarray(values[rows[:, None], columns])
 
 
+@lru_cache(maxsize=1024)
 def _reflected(size: int, by: int) -> Any:
     """Which places are seen from places moved by some, where the border is a mirror."""
     places = np.abs(np.arange(size) - by)
