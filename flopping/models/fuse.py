@@ -112,7 +112,7 @@ def _fold_scale(block: nn.Module, name: str, before: Linear, shift: OrientedBias
 def _fold_batch_norm(owner: nn.Module, before: str, after: str) -> None:
     """Running statistics, scale and shift of a batch norm into the convolution before it."""
     conv, norm = getattr(owner, before), getattr(owner, after)
-    conv = conv[-1] if isinstance(conv, nn.Sequential) else conv
+    conv = conv[-1] if isinstance(conv, nn.Sequential) and len(conv) else conv
     if not isinstance(conv, Conv2d) or not isinstance(norm, BatchNorm) or conv.names[0] not in conv.weight:
         return
     for name, weight in conv.weight.items():

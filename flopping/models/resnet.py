@@ -33,9 +33,9 @@ class ResidualBlock(Module):
     """act(x + branch(x)) on maps; the branch is 3 x 3, 3 x 3, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
 
     Behind every convolution stands a batch norm, and between them an activation. The one with a stride has a kernel of
-    `stride_kernel`: 3 for odd sizes, 4 for even ones. Where stride or width change, the
-    shortcut is a 1 x 1 convolution, after a pooling with `shortcut_pool` places if that is given. `invariant_only`,
-    for a block before an invariant hand-off: the result has the trivial irrep only.
+    `stride_kernel`: 3 for odd sizes, 2 or 4 for even ones. Where stride or width change, the shortcut is a 1 x 1
+    convolution, after a pooling with `shortcut_pool` places if that is given. `invariant_only`, for a block before an
+    invariant hand-off: the result has the trivial irrep only.
 
     >>> layout = Layout.regular("flop", 8)
     >>> block = ResidualBlock(layout, layout, layout * 2, stride=2, bottleneck=True)
@@ -113,9 +113,9 @@ class ResNet(Backbone):
     `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
     taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3),
     "half" (one convolution with a stride of 2, no pooling) or "small" (one 3 x 3 without stride and no pooling), the
-    last two for small images. `avg_down` puts a mean before the convolution
-    of a shortcut: over 2 x 2 places in an ordinary network, as in timm, over 3 x 3 in others, which need odd sizes.
-    `handoffs` counts blocks through all stages; other arguments as for `VisionTransformer`.
+    last two for small images. `avg_down` puts a mean before the convolution of a shortcut: over 2 x 2 places in an
+    ordinary network, as in timm, over 3 x 3 in others, which need odd sizes. `handoffs` counts blocks through all
+    stages; other arguments as for `VisionTransformer`.
 
     Its kernels are odd and its strides 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225, of
     which 113, 57, 29, 15 and 8 are left. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4

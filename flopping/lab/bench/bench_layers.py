@@ -103,11 +103,8 @@ def transformer_pairs(width: int, group: Group) -> list[Pair]:
     goals = (width, group) == GOALS_FOR
 
     def pair(name: str, ordinary: nn.Module, equivariant: nn.Module, of: Layout | None, **bars: float) -> Pair:
-        if of is None:
-            x = feature = torch.randn(BATCH, 3, IMAGE, IMAGE)
-        else:
-            x = torch.randn(BATCH, TOKENS, of.dim)
-            feature = tuple(part.contiguous() for part in of.split(x))
+        x = torch.randn(BATCH, 3, IMAGE, IMAGE) if of is None else torch.randn(BATCH, TOKENS, of.dim)
+        feature = x if of is None else tuple(part.contiguous() for part in of.split(x))
         return Pair(name, [Case(ordinary, x)], Case(equivariant, feature), bars if goals else {})
 
     block = Block(width, width // 64, qkv_bias=True, init_values=1e-4)
