@@ -28,10 +28,11 @@ SCALE ?= 1
 TRAIN_IMAGES ?= 20000
 RUNS ?= build/experiment-cifar10
 CIFAR10 ?= build/cifar10-$(TRAIN_IMAGES)
+CIFAR10_ALL ?= build/cifar10-50000
 SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long clients lint timm-suite bench-layers bench-models results experiment-cifar10 experiment-rotations wheel-check docs clean
+.PHONY: help demo test test-long clients lint timm-suite bench-layers bench-models results experiment-cifar10 experiment-rotations pack-weights wheel-check docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -71,11 +72,15 @@ results: $(READY) ## measure what docs/results shows, add it there, and make the
 	$(BIN)/flopping bench --paper --budget $(BUDGET) -o $(RESULTS)/paper.jsonl
 	$(BIN)/flopping report $(RESULTS)/*.jsonl -o $(RESULTS)/table.md --force
 
-experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10.md (two hours)
+experiment-cifar10: $(READY) $(CIFAR10) $(CIFAR10_ALL) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10_resnet.md and cifar10.md (four hours; goes on where it was stopped)
+	@$(BIN)/flopping experiment cifar10_resnet --data $(CIFAR10_ALL) -o $(RUNS)-resnet --scale $(SCALE) --report $(RESULTS)/cifar10_resnet.md
 	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --report $(RESULTS)/cifar10.md
 
 experiment-rotations: $(READY) ## train small networks for several groups, test them in all orientations, write docs/results/rotations.md (half an hour)
 	@$(BIN)/flopping experiment rotations --data fashion-mnist -o build/experiment-rotations --no-compile --workers 0 --report $(RESULTS)/rotations.md
+
+pack-weights: $(READY) ## put the weights of RUN, with a model card, into the package: make pack-weights RUN=build/experiment-cifar10-resnet/cifar10_resnet-e-time-0
+	@$(BIN)/python tools/pack_weights.py $(RUN)
 
 bench-layers: $(READY) ## time equivariant layers against ordinary ones
 	@$(BIN)/flopping bench layers
@@ -100,6 +105,10 @@ wheel-check: $(READY) ## build the wheel, install it with its dependencies in a 
 $(CIFAR10): | $(READY)
 	@echo "Fetching CIFAR-10 and laying it out as a folder of images (a minute)"
 	@$(BIN)/python tools/cifar10_folder.py $@ --train-images $(TRAIN_IMAGES)
+
+build/cifar10-%: | $(READY)
+	@echo "Fetching CIFAR-10 and laying it out as a folder of images (a minute)"
+	@$(BIN)/python tools/cifar10_folder.py $@ --train-images $*
 
 $(TIMM_TESTS): $(READY)
 	@echo "Fetching the source distribution of timm $(TIMM), for its tests"

@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -252,6 +253,9 @@ def print_goals(records: list[Record]) -> None:
 
 @bench.command()
 def layers(
+    only: Annotated[
+        list[str] | None, typer.Argument(help="Layers by the beginning of their names; by default all.")
+    ] = None,
     width: Annotated[int, typer.Option(max=2**16, help="Channels; heads have 64.")] = 768,
     group: Annotated[str, typer.Option(help="The group of the equivariant layers.")] = "flop",
     threads: Annotated[int, typer.Option(min=1, max=4096, help="CPU threads.")] = 2,
@@ -261,25 +265,26 @@ def layers(
 ) -> None:
     """Time equivariant layers against ordinary ones, interleaved in one run, in float32.
 
-    Example: flopping bench layers --repeats 100
+    Examples: flopping bench layers --repeats 100; flopping bench layers Conv2d
     """
     import torch
 
     from flopping.groups import get_group
-    from flopping.lab.bench.bench_layers import bench_layers, caption
+    from flopping.lab.bench.bench_layers import MODES, bench_layers, caption
 
     torch.set_num_threads(threads)
     with Progress(console=progress_console(quiet), transient=True) as bar:
         chosen = get_group(group)
-        task = bar.add_task("eager, then compiled", total=2 * repeats)
-        results = list(bench_layers(width, chosen, repeats=repeats, progress=lambda: bar.advance(task)))
+        task = bar.add_task(", then ".join(MODES), total=len(MODES) * repeats)
+        report = partial(bar.advance, task)
+        results = list(bench_layers(width, chosen, repeats=repeats, progress=report, only=only or ()))
     if json:
         print_json({**asdict(r), "met": r.met} for r in results)
         return
     columns = "name", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", ""
     table = Table(*columns, caption=caption(width, repeats), caption_justify="left")
     for r in results:
-        times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f}"
+        times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f} [{r.low:.2f}, {r.high:.2f}]"
         table.add_row(r.name, r.mode, *times, "" if r.bar is None else f"{r.bar:.2f}", MARKS[r.met])
     Console().print(table, f"{threads} threads, torch {torch.__version__}.")
 

@@ -15,7 +15,9 @@ from flopping_cli.train import Compile, Device, Workers
 
 @app.command()
 def experiment(
-    name: Annotated[str, typer.Argument(help="An experiment by its name, cifar10 or rotations, or a file of yours.")],
+    name: Annotated[
+        str, typer.Argument(help="An experiment by its name: cifar10, cifar10_resnet, rotations; or a file of yours.")
+    ],
     data: Annotated[str, typer.Option(help="A folder with train/ and val/, one folder per class; or fashion-mnist.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder of its runs.")],
     report: Annotated[Path, typer.Option(help="The page to write; its figure comes beside it.")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ def create_training_transform(
     flip: float,
     interpolation: str,
     symmetry: Group = trivial,
+    translate: int = 0,
     color_jitter: float | None = None,
     augment: str | None = None,
     erase: float = 0.0,
@@ -78,6 +80,8 @@ def create_training_transform(
         re_mode="pixel",
         normalize=erase > 0,
     )
+    if translate:
+        transform.transforms.insert(1, RandomTranslation(translate))  # after the crop, which gives the size
     if symmetry.order > 1:
         transform.transforms.insert(0, RandomSymmetry(symmetry))
     return _without_tensors(replace_posterize(transform))
@@ -118,6 +122,35 @@ class RandomSymmetry:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return move_image(image, random.choice(self.elements))
+
+
+class RandomTranslation:
+    """Move an image by up to so many pixels along each axis; what comes in is the mirror image of its border.
+
+    >>> image = Image.fromarray(np.arange(4, dtype=np.uint8).reshape(1, 4))
+    >>> [np.asarray(RandomTranslation.move(image, 0, right)).tolist() for right in (2, -1)]
+    [[[2, 1, 0, 1]], [[1, 2, 3, 2]]]
+    """
+
+    def __init__(self, pixels: int) -> None:
+        self.pixels = pixels
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self.move(image, *(random.randint(-self.pixels, self.pixels) for _ in range(2)))
+
+    @staticmethod
+    def move(image: Image.Image, down: int, right: int) -> Image.Image:
+        values = np.asarray(image)
+        rows, columns = (_reflected(size, by) for size, by in zip(values.shape, (down, right), strict=False))
+        return Image.fromarray(values[rows[:, None], columns])
+
+
+@lru_cache(maxsize=1024)
+def _reflected(size: int, by: int) -> Any:
+    """Which places are seen from places moved by some, where the border is a mirror."""
+    places = np.abs(np.arange(size) - by)
+    last = max(size - 1, 0)
+    return np.clip(last - np.abs(last - places), 0, last)
 
 
 def move_image(image: Image.Image, element: str) -> Image.Image:

@@ -29,17 +29,6 @@ from flopping.groups.sums import Sums, combine, sums_of
 Form = Literal["folded", "expanded"]
 
 
-def choose_form(in_layout: Layout, out_layout: Layout, window: Window) -> Form:
-    """The rule: which form a convolution takes where nobody says. This is its only place.
-
-    It is provisional, and always "folded". Measured so far, relative to the dense layer, on two cores in float32:
-    forward and compiled "folded" reaches 1.32 (64 channels at 56 x 56) to 1.65 (256 at 14 x 14); a training step
-    1.44 to 1.52 (256 channels), 1.22 to 1.28 (128), 0.85 to 0.91 (64), 0.65 (32 at 32 x 32). "Expanded" reached 0.64 to
-    0.72 on narrow layers, so no width is known where it clearly wins. Narrow layers have to be measured again.
-    """
-    return "folded"
-
-
 @dataclass(frozen=True)
 class ConvPlan:
     """Which maps a convolution reads and how its parameters make filters. No data.
@@ -70,6 +59,10 @@ class ConvPlan:
 
     They are sums over (component, tap): shifted maps of each component.
     """
+    taps: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
+    """How many maps of irrep j a copy of irrep i gives: a row for each i."""
+    spreads: dict[tuple[int, int, int], tuple[tuple[int, ...], Sums]] = field(init=False, compare=False)
+    """By (i, j, component of j) how free taps fill a filter: see `_spread`."""
 
     def __post_init__(self) -> None:
         group, window = self.in_layout.group, self.window
@@ -88,17 +81,24 @@ class ConvPlan:
         object.__setattr__(self, "rest", (kernel[0] // grid[0], kernel[1] // grid[1]))
         object.__setattr__(self, "sources", sources)
         object.__setattr__(self, "folds", tuple(folds))
-
-    def free_taps(self, i: int, j: int) -> int:
-        """How many maps of irrep j a copy of irrep i gives."""
-        return len(filters_between(self.in_layout.group, self.grid, i, j))
+        # a compiler would follow the functions that make these into the graph
+        object.__setattr__(
+            self, "taps", tuple(tuple(len(filters_between(group, grid, i, j)) for j in irreps) for i in irreps)
+        )
+        spreads = {
+            (i, j, c): _spread(group, grid, i, j, c)
+            for j in irreps
+            for i in sources[j]
+            for c in range(group.irreps[j].dim)
+        }
+        object.__setattr__(self, "spreads", spreads)
 
     @property
     def weight_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The weight of each irrep of the result; without rows or columns where there is none."""
         group, counts = self.in_layout.group, self.in_layout.multiplicities
         return tuple(
-            (m * irrep.type.degree, sum(counts[i] * self.free_taps(i, j) for i in read) // self.groups, *self.rest)
+            (m * irrep.type.degree, sum(counts[i] * self.taps[i][j] for i in read) // self.groups, *self.rest)
             for j, (irrep, m, read) in enumerate(
                 zip(group.irreps, self.out_layout.multiplicities, self.sources, strict=True)
             )
@@ -209,7 +209,7 @@ def expanded_conv2d(x: Feature, weight: Sequence[Tensor | None], bias: Tensor | 
 
 
 FORMS = {"folded": folded_conv2d, "expanded": expanded_conv2d}
-"""Both forms compute the same."""
+"""Both forms compute the same. Folded was faster in all layers that were measured: docs/convolutions.md."""
 
 
 def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> list[Tensor]:
@@ -223,17 +223,17 @@ def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> list[Tensor]:
 
 
 def _filter_blocks(stacked: Sequence[Tensor], irrep: int, component: int, plan: ConvPlan) -> list[Tensor]:
-    group, places = plan.in_layout.group, prod(plan.grid)
+    places = prod(plan.grid)
     blocks, start = [], 0
     for i, (m, d) in enumerate(zip(plan.in_layout.multiplicities, plan.in_layout.irrep_dims, strict=True)):
         shape = (len(stacked[0]), m // plan.groups, *plan.window.kernel)
         if i not in plan.sources[irrep]:
             blocks += [stacked[0].new_zeros(shape)] * d
             continue
-        size = (plan.free_taps(i, irrep), m // plan.groups)
+        size = (plan.taps[i][irrep], m // plan.groups)
         taps = [tap for w in stacked for tap in w.narrow(1, start, prod(size)).unflatten(1, size).unbind(1)]
         start += prod(size)
-        where, sums = _spread(group, plan.grid, i, irrep, component)
+        where, sums = plan.spreads[i, irrep, component]
         values = dict(zip(where, combine(taps, sums), strict=True))
         zero = torch.zeros_like(taps[0])
         for a in range(d):
@@ -270,16 +270,16 @@ def _shifted_maps(part: Tensor, plan: ConvPlan) -> list[Tensor]:
     """What each folded tap reads, `(B, H, W, C)`, in the order of the grid."""
     window = plan.window
     pads = [p if plan.is_sliced(axis) else 0 for axis, p in enumerate(window.padding)]
-    if any(pads):
-        part = F.pad(part, (0, 0, pads[1], pads[1], pads[0], pads[0]))
+    padded = F.pad(part, (0, 0, pads[1], pads[1], pads[0], pads[0])) if any(pads) else part
     rows, columns = (
         [_slice(t, plan.grid[axis], window.stride[axis], window.dilation[axis]) for t in range(plan.grid[axis])]
         if plan.is_sliced(axis)
         else [slice(None)]
         for axis in (0, 1)
     )
-    whole = slice(None)
-    return [part if r == whole and c == whole else part[:, r, c] for r in rows for c in columns]
+    # the middle of a window that keeps the size is the map itself: compiled code need not look for its border
+    middle = tuple(slice(p or None, -p or None) for p in pads) if any(pads) else (slice(None),) * 2
+    return [part if (r, c) == middle else padded[:, r, c] for r in rows for c in columns]
 
 
 def _slice(tap: int, taps: int, stride: int, dilation: int) -> slice:

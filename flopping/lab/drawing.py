@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INK, GRID, BACKGROUND = "#1f2328", "#d8dee4", "#fefefe"
 """Colours of text, grid and paper."""
-COLOURS = {"ResMLP": "#d55e00", "ViT": "#0072b2", "ConvNeXt": "#009e73", "others": "#cc79a7"}
+COLOURS = {"ResMLP": "#d55e00", "ViT": "#0072b2", "ConvNeXt": "#009e73", "others": "#cc79a7", "ResNet": "#56b4e9"}
 """The colour of each architecture: those of Okabe and Ito, which colour-blind people can tell apart."""
 WIDTH = 9.0  # inches: with letters of 9 points, legible on a page of 800 pixels
 STYLE: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import torch
@@ -12,13 +13,16 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a network: what lies in a list called `blocks`.
+    """The blocks of a network: what lies in a list called `blocks`, or in a `layer1` and so on of timm's ResNets.
 
     >>> from flopping.models import ConvNeXt
     >>> len(find_blocks(ConvNeXt(depths=(1, 2), dims=(8, 16))))
     3
     """
     lists = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] == "blocks"]
+    if not lists:
+        stages = (layer for name, layer in model.named_children() if re.fullmatch(r"layer\d+", name))
+        lists = [stage for stage in stages if isinstance(stage, nn.Sequential)]
     return [block for found in lists for block in found.children()]
 
 
@@ -63,7 +67,8 @@ def compile_blocks(model: M, **options: Any) -> M:
     """Compile the blocks of a network in place, each kind once: blocks of one kind share a graph.
 
     A whole network of 12 equal blocks takes a minute to compile, one block some seconds. What is not in a block (the
-    stem, the head) stays as it is. `options` are those of `torch.compile`. Returns the network.
+    stem, the head) stays as it is, except layers that a network names as `stem_layers`. `options` are those of
+    `torch.compile`. Returns the network.
 
     >>> compile_blocks(nn.Linear(2, 2))
     Traceback (most recent call last):
@@ -75,6 +80,6 @@ def compile_blocks(model: M, **options: Any) -> M:
         raise ValueError(f"{type(model).__name__} has no blocks to compile: they lie in a list called 'blocks'")
     # each kind may need graphs of its own: for training, for tests, for sizes of batches, for the last block
     allow_graphs(8 * len(group_blocks(blocks)))
-    for block in blocks:
+    for block in (*getattr(model, "stem_layers", ()), *blocks):
         block.compile(**options)
     return model

@@ -4,12 +4,14 @@ For a linear layer y = W x + b, with constants c and d per channel:
 
 - c (W x + b) = (c W) x + c b: a layer scale, the factors before an activation
 - W (c x + d) + b = (W c) x + (W d + b): scale and shift of a norm, the factors after an activation, that of a fold
+- c (W x + b - m) + d = (c W) x + c (b - m) + d: a batch norm after a convolution
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -20,8 +22,11 @@ from torch import Tensor, nn
 from flopping.functional.grid import Fold
 from flopping.models.convnext import ConvNeXtBlock
 from flopping.models.mlp_mixer import OrientedMlp, ResMlpBlock
+from flopping.models.resnet import ResidualBlock, ResNet
 from flopping.nn import (
     Affine,
+    BatchNorm,
+    Conv2d,
     DepthwiseConv2d,
     Downsample,
     GatedActivation,
@@ -48,8 +53,8 @@ def fuse(model: M) -> M:
     """A copy of a network for inference: the same function with fewer operations.
 
     Affine parts of norms, layer scales and the factors of changes of basis are folded into the weights of linear
-    layers; positions, filters and mixing matrices are built once. The network itself stays as it is, and can go on
-    training; the state dict of the copy is not one of the network.
+    layers, batch norms into the convolutions before them; positions, filters and mixing matrices are built once. The
+    network itself stays as it is, and can go on training; the state dict of the copy is not one of the network.
 
     >>> from flopping.models import ConvNeXt
     >>> model = ConvNeXt(depths=(1,), dims=(8,), num_classes=10).eval()
@@ -70,6 +75,12 @@ def fuse(model: M) -> M:
         elif isinstance(layer, ResMlpBlock):
             _fold_norm(layer, "norm2", layer.mlp_channels.fc1)
             _fold_scale(layer, "ls2", layer.mlp_channels.fc2, layer.mlp_channels.shift2)
+        elif isinstance(layer, ResidualBlock | ResNet):
+            for i in range(1, layer.count + 1 if isinstance(layer, ResidualBlock) else 2):
+                _fold_batch_norm(layer, f"conv{i}", f"bn{i}")
+        elif isinstance(layer, nn.Sequential):
+            for before, after in pairwise(dict(layer.named_children())):
+                _fold_batch_norm(layer, before, after)
         elif isinstance(layer, Mlp):
             _fold_activation(layer)
         elif isinstance(layer, PatchEmbed | Downsample):
@@ -96,6 +107,23 @@ def _fold_scale(block: nn.Module, name: str, before: Linear, shift: OrientedBias
     if isinstance(scale, LayerScale):
         _scale_outputs(before, _by_irrep(before, scale.gamma), shift)
         setattr(block, name, nn.Identity())
+
+
+def _fold_batch_norm(owner: nn.Module, before: str, after: str) -> None:
+    """Running statistics, scale and shift of a batch norm into the convolution before it."""
+    conv, norm = getattr(owner, before), getattr(owner, after)
+    conv = conv[-1] if isinstance(conv, nn.Sequential) and len(conv) else conv
+    if not isinstance(conv, Conv2d) or not isinstance(norm, BatchNorm) or conv.names[0] not in conv.weight:
+        return
+    for name, weight in conv.weight.items():
+        variance = getattr(norm.running_var, name).double()
+        scale = norm.weight[name].double() * (variance + norm.eps).rsqrt()
+        if name == conv.names[0]:
+            shift = -norm.running_mean.double() if conv.bias is None else conv.bias.double() - norm.running_mean
+            bias = (shift * scale + norm.bias).to(weight.dtype)
+            conv.bias = nn.Parameter(bias, requires_grad=False)
+        weight.copy_(weight.double() * scale.repeat(len(weight) // len(scale))[:, None, None, None])
+    setattr(owner, after, nn.Identity())
 
 
 def _fold_activation(mlp: Mlp) -> None:

@@ -32,9 +32,10 @@ EXPANSION = 4
 class ResidualBlock(Module):
     """act(x + branch(x)) on maps; the branch is 3 x 3, 3 x 3, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
 
-    Behind every convolution stands a batch norm, and between them an activation. Where stride or width change, the
-    shortcut is a 1 x 1 convolution, after a pooling with `shortcut_pool` places if that is given. `invariant_only`,
-    for a block before an invariant hand-off: the result has the trivial irrep only.
+    Behind every convolution stands a batch norm, and between them an activation. The one with a stride has a kernel of
+    `stride_kernel`: 3 for odd sizes, 2 or 4 for even ones. Where stride or width change, the shortcut is a 1 x 1
+    convolution, after a pooling with `shortcut_pool` places if that is given. `invariant_only`, for a block before an
+    invariant hand-off: the result has the trivial irrep only.
 
     >>> layout = Layout.regular("flop", 8)
     >>> block = ResidualBlock(layout, layout, layout * 2, stride=2, bottleneck=True)
@@ -52,6 +53,7 @@ class ResidualBlock(Module):
         out: Layout,
         *,
         stride: int = 1,
+        stride_kernel: int = 3,
         bottleneck: bool = False,
         shortcut_pool: int | None = None,
         drop_path: float = 0.0,
@@ -65,13 +67,14 @@ class ResidualBlock(Module):
         self.invariant_only = invariant_only
 
         def convolve(before: Layout, after: Layout, kernel: int, step: int) -> tuple[Conv2d, BatchNorm]:
-            conv = Conv2d(before, after, kernel, step, kernel // 2, bias=False, device=device, dtype=dtype)
+            conv = Conv2d(before, after, kernel, step, (kernel - 1) // 2, bias=False, device=device, dtype=dtype)
             return conv, BatchNorm(after, eps, device=device, dtype=dtype)
 
-        steps = [(in_layout, width, 3, stride), (width, out, 3, 1)]
+        kernel = stride_kernel if stride > 1 else 3
+        steps = [(in_layout, width, kernel, stride), (width, out, 3, 1)]
         if bottleneck:
-            steps = [(in_layout, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1)]
-        self.count = len(steps)
+            steps = [(in_layout, width, 1, 1), (width, width, kernel, stride), (width, out, 1, 1)]
+        self.count, self.branch_layout = len(steps), out
         for i, step in enumerate(steps, 1):
             conv, norm = convolve(*step)
             self.add_module(f"conv{i}", conv)
@@ -99,7 +102,7 @@ class ResidualBlock(Module):
             x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
             if i < self.count:
                 x = getattr(self, f"act{i}")(x)
-        total = functional.residual(shortcut, self.drop_path(x), self.last_norm.in_layout)
+        total = functional.residual(shortcut, self.drop_path(x), self.branch_layout)
         out: Feature = getattr(self, f"act{self.count}")(total)
         return functional.invariant_only(out) if self.invariant_only else out
 
@@ -108,18 +111,24 @@ class ResNet(Backbone):
     """ResNet for any group of the pixel grid; `group="trivial"` is timm's, with the same weights.
 
     `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
-    taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3) or
-    "small" (one 3 x 3 without stride and no pooling, for small images). `avg_down` puts a mean before the convolution
-    of a shortcut: over 2 x 2 places in an ordinary network, as in timm, over 3 x 3 in others, which need odd sizes.
-    `handoffs` counts blocks through all stages; other arguments as for `VisionTransformer`.
+    taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3),
+    "half" (one convolution with a stride of 2, no pooling) or "small" (one 3 x 3 without stride and no pooling), the
+    last two for small images. `avg_down` puts a mean before the convolution of a shortcut: over 2 x 2 places in an
+    ordinary network, as in timm, over 3 x 3 in others, which need odd sizes. `handoffs` counts blocks through all
+    stages; other arguments as for `VisionTransformer`.
 
     Its kernels are odd and its strides 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225, of
-    which 113, 57, 29, 15 and 8 places are left.
+    which 113, 57, 29, 15 and 8 are left. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4
+    in place of 3 shortcuts have means over 2 x 2 places, and mirrored axes are multiples of all strides; the stem is
+    "half", with a kernel of 4, or "small".
 
     >>> model = ResNet(depths=(1, 1), widths=(8, 16), stem_width=8, num_classes=10).eval()
     >>> x = torch.randn(2, 3, 33, 49)
     >>> bool(torch.allclose(model(x), model(x.flip(-1)), atol=1e-5)), tuple(model.forward_features(x).shape)
     (True, (2, 64, 5, 7))
+    >>> small = ResNet(depths=(1, 1), widths=(8, 16), bottleneck=False, stem_type="half", stem_width=8, stride_kernel=4)
+    >>> tuple(small.forward_features(torch.randn(2, 3, 32, 32)).shape)
+    (2, 16, 8, 8)
     """
 
     global_pools = ("avg", "")
@@ -133,8 +142,9 @@ class ResNet(Backbone):
         depths: Sequence[int] = (3, 4, 6, 3),
         widths: Sequence[int] = (64, 128, 256, 512),
         bottleneck: bool = True,
-        stem_type: Literal["", "deep", "small"] = "",
+        stem_type: Literal["", "deep", "half", "small"] = "",
         stem_width: int = 64,
+        stride_kernel: Literal[2, 3, 4] = 3,
         avg_down: bool = False,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -150,25 +160,35 @@ class ResNet(Backbone):
         super().__init__(num_classes, in_chans, drop_rate, global_pool)
         if len(depths) != len(widths) or not depths or min(depths) < 1:
             raise ValueError(f"every stage has a depth and a width, got depths={depths}, widths={widths}")
-        if stem_type not in ("", "deep", "small"):
-            raise ValueError(f"stem_type is '', 'deep' or 'small', got {stem_type!r}")
+        if stem_type not in ("", "deep", "half", "small"):
+            raise ValueError(f"stem_type is '', 'deep', 'half' or 'small', got {stem_type!r}")
+        if stride_kernel not in (2, 3, 4) or (stride_kernel != 3 and stem_type in ("", "deep")):
+            raise ValueError(
+                "stride_kernel is 3, or 2 or 4 with stem_type='half' or 'small',"
+                f" got stride_kernel={stride_kernel!r}, stem_type={stem_type!r}"
+            )
+        even_sizes = stride_kernel != 3
         schedule = Schedule(group, sum(depths), handoffs, extra_share)
         rates = torch.linspace(0, probability(drop_path_rate), sum(depths), device="cpu").tolist()
         function = pointwise_function(act_layer)
         self.zero_init_last = zero_init_last
         self.first_group = schedule.first.group
-        shortcut_pool = (2 if self.first_group.order == 1 else 3) if avg_down else None
+        shortcut_pool = 2 if even_sizes else (2 if self.first_group.order == 1 else 3) if avg_down else None
 
         layout = schedule.first.layout(stem_width)
-        self.conv1 = self._stem(
-            stem_type, layout, schedule.first.layout(stem_width // 2), norm_eps, function, device, dtype
-        )
+        if stem_type == "deep":
+            half = schedule.first.layout(stem_width // 2)
+            self.conv1: nn.Module = self._deep_stem(layout, half, norm_eps, function, device, dtype)
+        else:
+            size, step = {"": (7, 2), "half": (4 if even_sizes else 3, 2), "small": (3, 1)}[stem_type]
+            self.conv1 = self._conv(in_chans, layout, size, step, device, dtype)
         self.bn1 = BatchNorm(layout, norm_eps, device=device, dtype=dtype)
         self.act1 = Activation(layout, function)
-        pooled = stem_type != "small"
+        pooled = stem_type in ("", "deep")
+        start = 4 if pooled else 2 if stem_type == "half" else 1
         # activation and pooling in one, which changes the basis once
         self.maxpool = MaxPool2d(layout, 3, 2, 1, function) if pooled else Activation(layout, function)
-        strides = [(4 if pooled else 1, True)]  # of each layer, and whether it follows the group
+        strides = [(start, True)]  # of each layer, and whether it follows the group
         self.layouts = [layout]
         self.stage_count = len(depths)
         dim = stem_width
@@ -187,6 +207,7 @@ class ResNet(Backbone):
                         segment.layout(width),
                         segment.layout(out),
                         stride=stride,
+                        stride_kernel=stride_kernel,
                         bottleneck=bottleneck,
                         shortcut_pool=shortcut_pool,
                         drop_path=rates[b],
@@ -202,10 +223,11 @@ class ResNet(Backbone):
             self.layouts.append(schedule.layout_out(end - 1, dim))
         self.reduction = prod(stride for stride, _ in strides)
         self.mirrored_reduction = prod(stride for stride, mirrored in strides if mirrored)
-        self.even_sizes_only = shortcut_pool == 2
+        self.even_sizes, self.even_sizes_only = even_sizes, shortcut_pool == 2
+        reductions = [2 if pooled else start, *(start * 2**stage for stage in range(len(depths)))]
         self.feature_info = [
-            {"module": f"layer{i}" if i else "act1", "num_chs": layout.dim, "reduction": self._reduction_of(i, pooled)}
-            for i, layout in enumerate(self.layouts)
+            {"module": f"layer{i}" if i else "act1", "num_chs": layout.dim, "reduction": reduction}
+            for i, (layout, reduction) in enumerate(zip(self.layouts, reductions, strict=True))
         ]
         self.num_features = self.layouts[-1].dim
         self.head_hidden_size = self.layouts[-1].multiplicities[0]
@@ -213,25 +235,18 @@ class ResNet(Backbone):
         self._new_classifier(device, dtype)
         self._init_weights()
 
-    def _stem(
-        self, kind: str, layout: Layout, half: Layout, eps: float, act: Pointwise, device: Device, dtype: Dtype
-    ) -> nn.Module:
-        def conv(before: Layout | int, after: Layout, kernel: int, stride: int) -> Conv2d:
-            return Conv2d(before, after, kernel, stride, kernel // 2, bias=False, device=device, dtype=dtype)
-
-        if kind != "deep":
-            return conv(self.in_chans, layout, *((3, 1) if kind == "small" else (7, 2)))
-        layers: list[nn.Module] = []
-        for before in (self.in_chans, half):
-            norm = BatchNorm(half, eps, device=device, dtype=dtype)
-            layers += [conv(before, half, 3, 1 if layers else 2), norm, Activation(half, act)]
-        return nn.Sequential(*layers, conv(half, layout, 3, 1))
-
     @staticmethod
-    def _reduction_of(feature: int, pooled: bool) -> int:
-        """Pixels for one place after the stem (0) and after every stage."""
-        before = 2 if pooled and not feature else 4 if pooled else 1
-        return int(before * 2 ** max(feature - 1, 0))
+    def _conv(before: Layout | int, after: Layout, kernel: int, stride: int, device: Device, dtype: Dtype) -> Conv2d:
+        return Conv2d(before, after, kernel, stride, (kernel - 1) // 2, bias=False, device=device, dtype=dtype)
+
+    def _deep_stem(
+        self, layout: Layout, half: Layout, eps: float, act: Pointwise, device: Device, dtype: Dtype
+    ) -> nn.Module:
+        layers: list[nn.Module] = []
+        for before, stride in ((self.in_chans, 2), (half, 1)):
+            norm = BatchNorm(half, eps, device=device, dtype=dtype)
+            layers += [self._conv(before, half, 3, stride, device, dtype), norm, Activation(half, act)]
+        return nn.Sequential(*layers, self._conv(half, layout, 3, 1, device, dtype))
 
     @torch.no_grad()
     def _init_weights(self) -> None:
@@ -248,6 +263,11 @@ class ResNet(Backbone):
     def stages(self) -> list[Stage]:
         """Those that are there."""
         return [getattr(self, f"layer{i + 1}") for i in range(self.stage_count)]
+
+    @property
+    def stem_layers(self) -> list[nn.Module]:
+        """What `compile_blocks` compiles beside the blocks: maps are largest here."""
+        return [self.conv1, self.bn1, self.maxpool]
 
     @property
     def stage_layers(self) -> list[list[nn.Module]]:
@@ -284,17 +304,17 @@ class ResNet(Backbone):
 
     def _check_size(self, size: Grid) -> None:
         """Refuse what some layer would refuse, in terms of the image."""
-        step, total = self.mirrored_reduction, self.reduction
+        step, total, more = self.mirrored_reduction, self.reduction, 0 if self.even_sizes else 1
         for axis in mirrored_axes(self.first_group):
-            low = (size[axis] - 1) // step * step + 1
+            low = (size[axis] - more) // step * step + more
             if size[axis] != low:
                 raise ValueError(
                     f"ResNet: a {AXES[axis]} of {size[axis]} pixels: its strides keep {self.first_group} where it is a"
-                    f" multiple of {step} plus 1, e.g. {low} or {low + step}; other sizes need even kernels, or"
-                    " group='trivial'"
+                    f" multiple of {step}{' plus 1' * more}, e.g. {low} or {low + step}; other sizes need"
+                    f" {'stride_kernel=3' if self.even_sizes else 'even kernels (stride_kernel=4)'}, or group='trivial'"
                 )
         if self.even_sizes_only and any(n % total for n in size):
-            raise ValueError(f"ResNet: an ordinary network with avg_down takes multiples of {total} pixels, got {size}")
+            raise ValueError(f"ResNet: this ordinary network takes multiples of {total} pixels, got {size}")
 
     def finish(self, x: Feature) -> Tensor:
         return self._packed(x, self.stage_count, norm=False).permute(0, 3, 1, 2)

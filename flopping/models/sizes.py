@@ -155,6 +155,9 @@ RESNETS = {
     "101": ((3, 4, 23, 3), True),
     "test": ((1, 2, 1, 1), True),  # a hand-off within a stage
 }
+# for images of 32 x 32 pixels, without bottlenecks; name: depths, widths, width of the stem
+SMALL_STEM = {"stem_type": "half", "stride_kernel": 4}
+SMALL_RESNETS = {"8": ((1, 1, 1), (64, 128, 256), 64)}
 
 BASELINES = {
     "ViT-S": "deit3_small_patch16_224",
@@ -229,6 +232,20 @@ def _resnets(d: str = "") -> Iterator[Size]:
         yield Size(name, f"{name}{d}", f"ResNet-{name}{d}", args, sum(depths), img_size, cfg)
 
 
+def _small_resnets() -> Iterator[Size]:
+    """The number counts layers with weights. Values of pixels are those of CIFAR-10."""
+    cfg = {
+        "num_classes": 10,
+        "mean": (0.491, 0.482, 0.447),
+        "std": (0.247, 0.243, 0.262),
+        "pool_size": (4, 4),
+        "min_input_size": (3, 32, 32),
+    }
+    for name, (depths, widths, stem) in SMALL_RESNETS.items():
+        args = {"depths": depths, "widths": widths, "stem_width": stem, "bottleneck": False, **SMALL_STEM}
+        yield Size(name, f"{name}_32", f"ResNet-{name} (32 px)", args, sum(depths), 32, cfg)
+
+
 def _cross(model: type[Backbone], start: str, sizes: Iterable[Size], variants: tuple[Variant, ...]) -> Iterator[Entry]:
     """Every size in every way that it has; ordinary networks only where timm has none."""
     for size in sizes:
@@ -249,5 +266,6 @@ ENTRIES = (
     *_cross(ConvNeXt, "convnext", _hierarchical(), (E, OCTIC)),
     *_cross(ResNet, "resnet", _resnets(), (*EHI, OCTIC)),
     *_cross(ResNet, "resnet", _resnets("d"), (E,)),
+    *_cross(ResNet, "resnet", _small_resnets(), (E, ORDINARY)),
 )
 """Every model that we register."""

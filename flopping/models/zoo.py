@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -24,9 +25,18 @@ from flopping.models.weights import checkpoint_filter_fn
 
 ZOO: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 """Every model that we register, by its name."""
+TRAINED = Path(__file__).parent / "trained"
+"""A folder for each network whose weights are part of the package, as timm loads it, with a model card."""
+
+
+def trained_folder(name: str) -> Path | None:
+    """The folder with a network's weights, if they are part of the package."""
+    folder = TRAINED / name
+    return folder if name in ZOO and (folder / "model.safetensors").is_file() else None
 
 
 def _default_cfg(entry: Entry) -> dict[str, Any]:
+    trained = trained_folder(entry.name)
     return {
         "num_classes": 1000,
         "input_size": (3, entry.img_size, entry.img_size),
@@ -39,6 +49,7 @@ def _default_cfg(entry: Entry) -> dict[str, Any]:
         "first_conv": (),  # `checkpoint_filter_fn` fits the folded filters to another number of image channels
         "classifier": {ConvNeXt: "head.fc", ResNet: "fc"}.get(entry.model, "head"),
         "license": "apache-2.0",
+        **({"file": str(trained / "model.safetensors")} if trained else {}),
         **entry.cfg,
     }
 

@@ -33,7 +33,7 @@ from flopping.models.arguments import MODEL_ARGS, check_arguments
 from flopping.models.backbone import Backbone
 from flopping.models.blocks import find_blocks
 from flopping.models.weights import load_weights
-from flopping.models.zoo import ZOO, paper_names, registered_name
+from flopping.models.zoo import ZOO, paper_names, registered_name, trained_folder
 from flopping.nn import DropPath as EquivariantDropPath
 from flopping.testing import group_of
 from flopping.training.checkpoint import AVERAGE, MANIFEST, read_manifest
@@ -43,6 +43,7 @@ FAMILIES: dict[Family, set[str]] = {
     "ViT": {"VisionTransformer"},
     "ResMLP": {"ResMlp", "MlpMixer"},
     "ConvNeXt": {"ConvNeXt"},
+    "ResNet": {"ResNet"},
 }
 """The classes of a family, in this library and in timm."""
 
@@ -165,10 +166,10 @@ def set_drop_path(blocks: Sequence[nn.Module], rate: float, rises: bool) -> None
     """
     rates = torch.linspace(0, rate, len(blocks), device="cpu").tolist() if rises else [rate] * len(blocks)
     for block, own in zip(blocks, rates, strict=True):
-        for name, layer in block.named_children():
-            if isinstance(layer, EquivariantDropPath):
+        for name in ("drop_path", "drop_path1", "drop_path2"):
+            if isinstance(layer := getattr(block, name, None), EquivariantDropPath):
                 layer.drop_prob = own
-            elif name in ("drop_path", "drop_path1", "drop_path2"):
+            elif hasattr(block, name):  # timm's ResNets have None there
                 setattr(block, name, DropPath(own) if own else nn.Identity())
 
 
@@ -211,10 +212,16 @@ def create_config(model: nn.Module, name: str, recipe: Recipe, normal: Normalisa
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The folder of a checkpoint: itself, or the best or last one of a run. Links are followed."""
+    """The folder of a checkpoint: itself, or the best or last one of a run, or a network of the package by its name.
+
+    Links are followed.
+    """
     for folder in (path, path / "best", path / "last"):
         if (folder / CONFIG).is_file() or (folder / WEIGHTS).is_file():
             return folder.resolve()
+    named = trained_folder(paper_names().get(str(path), str(path)))
+    if named is not None and not path.exists():
+        return named
     if not path.exists():
         raise UsageError(f"no folder {str(path)!r}: a run, one of its checkpoints, or a saved model of timm")
     if not path.is_dir():

@@ -32,7 +32,7 @@ class Preprocessing:
 
     def for_training(self) -> Preparation:
         """With all that is random."""
-        fields = ("img_size", "crop_scale", "color_jitter", "augment", "interpolation", "erase")
+        fields = ("img_size", "crop_scale", "translate", "color_jitter", "augment", "interpolation", "erase")
         chosen = {name: getattr(self.recipe, name) for name in fields}
         return self._preparation(
             create_training_transform(self.normal, flip=self.flip, symmetry=self.symmetry, **chosen)

@@ -28,7 +28,7 @@ from flopping.training.schema import (
 )
 
 _PACKAGE = "flopping.training.recipes"
-Family = Literal["ViT", "ResMLP", "ConvNeXt"]
+Family = Literal["ViT", "ResMLP", "ConvNeXt", "ResNet"]
 GroupName = Literal["flop", "flip", "rot180", "flipflop", "rot90", "octic"]
 Count = Annotated[int, Interval(ge=1, lt=2**31)]
 Positive = Annotated[float, Interval(gt=0)]
@@ -162,6 +162,10 @@ class Recipe:
         NotNegative | None, "strength of colour jitter; policies other than 3a replace it, as in timm"
     ] = None
     crop_scale: Annotated[PositiveShare, "smallest share of the image's area that a random crop keeps"] = 0.08
+    translate: Annotated[
+        Annotated[int, Interval(ge=0, le=MAX_IMG_SIZE)],
+        "pixels by which images are moved at most along each axis; what comes in is the border's mirror image",
+    ] = 0
     flip: Annotated[Share, "probability of mirroring an image; skipped where mirroring changes nothing"] = 0.5
     symmetry: Annotated[
         GroupName | None,
@@ -194,6 +198,8 @@ class Recipe:
             raise ValueError(f"the learning rate falls from lr={self.lr:g} to min_lr={self.min_lr:g}, which is higher")
         if self.loss == "bce" and self.label_smoothing:
             raise ValueError(f"loss=bce takes label_smoothing=0, got {self.label_smoothing:g}: it smooths every class")
+        if self.translate >= self.img_size:
+            raise ValueError(f"images of img_size={self.img_size} are moved by less than that, got {self.translate}")
         if self.repeats > self.batch_size:
             raise ValueError(f"a batch of {self.batch_size} images can't hold one of them repeats={self.repeats} times")
         if self.mixes and self.batch_size % 2:

@@ -7,7 +7,13 @@ import pytest
 from PIL import Image
 from timm.data import auto_augment
 
-from flopping.data.augment import Normalisation, create_eval_transform, create_training_transform, posterize
+from flopping.data.augment import (
+    Normalisation,
+    RandomTranslation,
+    create_eval_transform,
+    create_training_transform,
+    posterize,
+)
 
 
 @pytest.mark.parametrize("policy", ["rand-m10-n15", "rand-m10-n15-inc1", "v0", "3a"])
@@ -53,3 +59,24 @@ def test_the_crop_of_a_thin_image_shows_the_same_middle() -> None:
     short = long.crop((0, 2048 - 100, 4, 2048 + 100))
     transform = create_eval_transform((16, 16), 1.0, "bicubic")
     assert transform(long).tobytes() == transform(short).tobytes()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("shape", [(7, 9, 3), (7, 9), (1, 1)])
+def test_translations_fill_in_the_mirror_image(shape: tuple[int, ...]) -> None:
+    """The same as a crop of an image that is padded by reflection."""
+    values = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    borders = [(2, 2), (2, 2), *[(0, 0)] * (len(shape) - 2)]
+    padded = np.pad(values, borders, "reflect")
+    for down in range(-2, 3):
+        for right in range(-2, 3):
+            moved = RandomTranslation.move(Image.fromarray(values), down, right)
+            assert np.array_equal(moved, padded[2 - down :, 2 - right :][: shape[0], : shape[1]])
+
+
+def test_training_images_are_translated_in_all_ways() -> None:
+    image = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
+    fields = {"img_size": 8, "crop_scale": 1.0, "flip": 0.0, "interpolation": "bicubic"}
+    random.seed(0)
+    for pixels, kinds in (0, 1), (1, 9), (2, 25):
+        transform = create_training_transform(Normalisation((0.5,), (0.5,)), translate=pixels, **fields)
+        assert len({transform(image).tobytes() for _ in range(500)}) == kinds  # type: ignore[union-attr]

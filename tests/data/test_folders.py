@@ -10,7 +10,9 @@ from PIL import Image
 from support.image_files import image_folder, make_image
 from timm.data import create_dataset
 
+from flopping.data import folders
 from flopping.data.datasets import open_dataset, require_same_classes
+from flopping.data.decode import decode_image
 from flopping.data.folders import FolderDataset, UnlabelledFolder
 from flopping.data.images import ImageDataset
 from flopping.errors import UsageError
@@ -147,3 +149,19 @@ def test_splits_have_the_same_classes(test: dict[str, int], message: str, tmp_pa
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         require_same_classes(opened(tmp_path), opened(tmp_path, "test"), str(tmp_path))
     assert str(tmp_path) in str(error.value)
+
+
+def test_small_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there is room for; what comes from memory is the same image."""
+    monkeypatch.setattr(folders, "KEPT", 2 * 64 * 64)
+    for number, side in enumerate((64, 65, 64, 64)):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        make_image(number, size=(side, side)).save(tmp_path / "a" / f"{number}.png")
+    dataset = FolderDataset(tmp_path)
+    first = [dataset.read(index) for index in range(4)]
+    decoded: list[str] = []
+    monkeypatch.setattr(folders, "decode_image", lambda path: decoded.append(path) or decode_image(path))
+    again = [dataset.read(index) for index in range(4)]
+    assert [Path(path).name for path in decoded] == ["1.png", "3.png"]  # too large, and no room
+    for (image, label), (other, same) in zip(first, again, strict=True):
+        assert (image.tobytes(), image.mode, label) == (other.tobytes(), other.mode, same)

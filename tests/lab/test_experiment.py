@@ -249,6 +249,26 @@ def test_an_experiment_of_other_arms_with_all_orientations(quick: None, tmp_path
     assert [Job.read(tmp_path / "runs" / each.name).recipe.symmetry for each in found.plan.runs] == [None, "octic"]
 
 
+def test_an_experiment_with_residual_networks(quick: None, tmp_path: Path) -> None:
+    """The plan of the package in small: its recipe with a narrow network, trained for an epoch."""
+    planned = load("cifar10_resnet")
+    assert [each.name for each in planned.runs][:3] == [f"cifar10_resnet-{arm}-0" for arm in ("x", "e", "e-time")]
+    assert len(planned.runs) == 9
+    narrow = ["epochs=1", "warmup_epochs=0.5", "batch_size=8", "model_args={widths: [4, 8, 8], stem_width: 4}"]
+    (tmp_path / "small.yaml").write_text(load_recipe("cifar10_resnet").override(narrow).to_yaml())
+    (tmp_path / "plan.yaml").write_text("{title: Small, about: Noise., pairs: [{recipe: small.yaml, seeds: 1}]}")
+    data, page = noisy_images(tmp_path / "data", 16, 10), tmp_path / "page.md"
+    words = [str(tmp_path / "plan.yaml"), "--data", str(data), "-o", str(tmp_path / "runs"), "--report", str(page)]
+    ended = run(*words, "--no-compile", "--workers", "0", "--device", "cpu")
+    assert ended.exit_code == 0, ended.output
+    x, *others = rows_of(Experiment(tmp_path / "runs", load(str(tmp_path / "plan.yaml")), str(data), 1.0))
+    assert [row.network for row in (x, *others)] == ["ResNet-8 (32 px)", *["E(ResNet-8 (32 px))"] * 2]
+    assert all(row.values("changed") == [0] for row in others)
+    assert 0.45 < others[0].forward_flops / x.forward_flops < 0.75
+    (axes,) = draw_over_time([x, *others]).axes
+    assert axes.get_title(loc="left") == "ResNet, 1 seed"
+
+
 def test_what_has_finished_is_not_run_again_and_a_report_of_a_part_says_so(done: Done, tmp_path: Path) -> None:
     logs = {name: (done.runs / name / "log.jsonl").stat().st_mtime_ns for name in ORDER}
     assert json.loads(run(*done.words, "--json").output)["runs"] == 6

@@ -28,6 +28,9 @@ def test_kinds_of_networks() -> None:
         "resmlp_flop_test_64": ({}, [4]),
         "convnext_flop_test": ({}, [1, 1, 2, 1]),
         "convnext_flop_iso_test": ({"drop_path_rate": 0.1}, [1, 1, 1]),
+        "resnet_flop_test": ({}, [1, 1, 1, 1, 1]),
+        "resnet26": ({}, [1, 1, 1, 1, 1, 1, 1, 1]),
+        "resnet50": ({}, [1, 2, 1, 3, 1, 5, 1, 2]),
         "deit3_small_patch16_224": ({"embed_dim": 32, "depth": 3, "num_heads": 2}, [3]),
     }
     for name, (args, sizes) in wanted.items():

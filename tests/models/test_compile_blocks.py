@@ -41,6 +41,24 @@ def test_one_graph_for_each_kind(name: str) -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.parametrize("form", ["fused", "as it is"])
+def test_the_stem_of_a_residual_network_is_compiled(form: str) -> None:
+    """Convolution and pooling of the stem, and its norm if it is still there, beside five blocks of five kinds."""
+    model = randomize_(timm.create_model("resnet_flop_test")).eval()
+    image = torch.randn(2, 3, 65, 65)
+    torch.compiler.reset()
+    counters.clear()
+    with torch.no_grad():
+        expected = model(image)
+        network = flopping.fuse(model) if form == "fused" else model
+        assert (
+            relative_error(flopping.compile_blocks(network, backend="aot_eager", fullgraph=True)(image), expected)
+            < 1e-5
+        )
+    assert counters["stats"]["unique_graphs"] == (7 if form == "fused" else 8)
+    assert not counters["graph_break"]
+
+
 @needs_compiler
 def test_operations_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The switch holds until it is turned off. Code is generated in the next test."""

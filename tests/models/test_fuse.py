@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flopping
 from flopping import nn as fnn
-from flopping.models import ConvNeXt, ResMlp, VisionTransformer
+from flopping.models import ConvNeXt, ResMlp, ResNet, VisionTransformer
 from flopping.testing import assert_equivariant, randomize_, relative_error
 
 SMALL = {"embed_dim": 16, "depth": 2, "num_classes": 5, "img_size": 32, "patch_size": 8}
@@ -61,8 +61,18 @@ NETWORKS = {
     },
     "convnext": lambda: ConvNeXt(depths=(1, 2), dims=(8, 16), num_classes=5, init_values=0.1),
     "convnext isotropic": lambda: ConvNeXt(depths=(2,), dims=(16,), patch_size=8, num_classes=5, init_values=None),
+    **{
+        f"resnet {g}": lambda g=g: ResNet(depths=(1, 1), widths=(16, 16), stem_width=16, num_classes=5, group=g)
+        for g in ("trivial", "flop", "flipflop", "rot90")
+    },
+    "resnet deep": lambda: ResNet(
+        depths=(1, 1), widths=(8, 8), bottleneck=False, stem_type="deep", stem_width=8, avg_down=True, num_classes=5
+    ),
+    "resnet invariant": lambda: ResNet(
+        depths=(1, 1), widths=(8, 8), stem_width=8, num_classes=5, handoffs={1: "invariant"}
+    ),
 }
-LARGER = {"vit of any size": 40}
+LARGER = {"vit of any size": 40, **{name: 33 for name in NETWORKS if name.startswith("resnet")}}
 
 
 class Operations(TorchDispatchMode):
@@ -100,6 +110,7 @@ def test_same_logits_with_fewer_operations(name: str) -> None:
         assert relative_error(fused(image), model(image)) < 1e-5
         assert relative_error(fused.forward_features(image), model.forward_features(image)) < 1e-5
         assert relative_error(flopping.fuse(fused)(image), model(image)) < 1e-5
+    assert not any(isinstance(layer, fnn.BatchNorm) for layer in fused.modules())
     assert operations(fused, image) < operations(model, image) or "trivial" in name
     if not any(word in name for word in ("hybrid", "concat", "trivial")):
         assert_equivariant(fused, image, group="flop" if name == "vit octic flop" else None)

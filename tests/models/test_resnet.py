@@ -13,6 +13,7 @@ from torch import Tensor
 from flopping import get_group
 from flopping.groups import grid_groups
 from flopping.models import ResNet
+from flopping.nn import Conv2d
 from flopping.testing import assert_equivariant, randomize_, relative_error
 
 TINY = {"depths": (1, 2), "widths": (8, 16), "stem_width": 16, "num_classes": 5}
@@ -69,6 +70,24 @@ def test_small_images() -> None:
     ]
 
 
+@pytest.mark.parametrize("group", [group for group in grid_groups() if group != "trivial"])
+@pytest.mark.parametrize(("bottleneck", "kernel"), [(True, 4), (False, 4), (False, 2)])
+@torch.no_grad()
+def test_even_sizes(group: str, bottleneck: bool, kernel: int) -> None:
+    """Even kernels and means over 2 x 2 places where there is a stride; the ordinary network takes the same sizes."""
+    args = {"stem_type": "half", "stride_kernel": kernel, "widths": (16, 32), "stem_width": 32}
+    args["bottleneck"] = bottleneck
+    model = make(**args, group=group)
+    assert [info["reduction"] for info in model.feature_info] == [2, 2, 4]
+    assert_equivariant(model, random_images(32, 24))
+    shapes = [tuple(m.shape[2:]) for m in model.forward_intermediates(random_images(32, 24))[1]]
+    assert shapes == [(16, 12), (16, 12), (8, 6)]
+    ordinary = make(**args, group="trivial")
+    assert [tuple(m.shape[2:]) for m in ordinary.forward_intermediates(random_images(32, 24))[1]] == shapes
+    windows = [layer.plan.window for layer in model.modules() if isinstance(layer, Conv2d)]
+    assert [window.kernel for window in windows if max(window.stride) == 2] == [(4, 4), (kernel, kernel)]
+
+
 @torch.no_grad()
 def test_features_only_gives_five_maps() -> None:
     net = timm.create_model("resnet_flop_test", features_only=True)
@@ -93,6 +112,9 @@ def test_half_of_the_multiply_adds(name: str) -> None:
         theirs, ours = timm.create_model(name).eval(), timm.create_model(name.replace("resnet", "resnet_flop_")).eval()
         x = torch.randn(1, 3, 225, 225)
     assert multiply_adds(ours, x) * 2 == multiply_adds(theirs, x)
+    small, ordinary = (timm.create_model(f"resnet_{kind}8_32", device="meta").eval() for kind in ("flop_", ""))
+    image = torch.randn(1, 3, 32, 32, device="meta")
+    assert multiply_adds(small, image) * 2 == multiply_adds(ordinary, image)
     weights = [sum(p.numel() for p in model.parameters() if p.dim() > 1) for model in (ours, theirs)]
     assert weights[0] * 2 == weights[1]
 
@@ -110,6 +132,12 @@ REFUSED = {
     ),
     "stages": (lambda: make(depths=(1,)), r"depths=\(1,\), widths=\(8, 16\)"),
     "stem": (lambda: make(stem_type="patch"), "got 'patch'"),
+    "odd width": (
+        lambda: make(stem_type="half", stride_kernel=4)(random_images(32, 33)),
+        r"a width of 33 pixels: .*multiple of 4, e\.g\. 32 or 36; other sizes need stride_kernel=3",
+    ),
+    "large stem": (lambda: make(stride_kernel=4), "got stride_kernel=4, stem_type=''"),
+    "kernel": (lambda: make(stem_type="half", stride_kernel=5), "got stride_kernel=5"),
     "rotations": (lambda: make(group="octic")(random_images(24, 41)), r"a height of 24 pixels: .*17 or 25"),
 }
 

@@ -162,7 +162,7 @@ REFUSED = {
     ),
     "rotations": (lambda: fnn.Conv2d(3, Layout.regular(octic, 8), (3, 5)), "octic turns rows .*square window, got"),
     "groups": (lambda: fnn.Conv2d(SMALL, SMALL, 3, groups=3), r"got groups=3, Layout\(flop, even=4, odd=4\)"),
-    "form": (lambda: fnn.Conv2d(SMALL, SMALL, 3, form="dense"), "'folded', 'expanded' or None, got 'dense'"),
+    "form": (lambda: fnn.Conv2d(SMALL, SMALL, 3, form="dense"), "'folded' or 'expanded', got 'dense'"),
     "padding": (lambda: fnn.Conv2d(SMALL, SMALL, 3, padding=-1), "at least 0, .*got -1"),
     "kernel": (lambda: fnn.Conv2d(SMALL, SMALL, 0), "kernel_size is a positive number .*got 0"),
     "nothing to read": (lambda: fnn.Conv2d(3, Layout(flop, (0, 4)), 1, bias=False), r"no filter of \(1, 1\) taps"),

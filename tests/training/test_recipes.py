@@ -14,7 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flopping.models import registered_name
+from flopping.models.blocks import find_blocks
 from flopping.models.paper import ordinary_name, results
+from flopping.training.networks import build
 from flopping.training.recipe import Recipe, documentation, load, names, read, text_of
 from flopping_cli import app
 
@@ -120,7 +122,7 @@ def test_what_the_table_leaves_out(name: str) -> None:
     assert (r.model_args, r.weight_init) == ({}, "reference")
     written = set(re.findall(r"^(\w+):", text_of(name), re.MULTILINE))
     assert written == {field for field, _, _ in documentation()} - {
-        *("model_args", "layer_scale", "layer_decay", "in_chans", "mean", "std", "symmetry", "seed")
+        *("model_args", "layer_scale", "layer_decay", "in_chans", "mean", "std", "translate", "symmetry", "seed")
     }
 
 
@@ -161,6 +163,16 @@ def test_costs(name: str, ordinary: str) -> None:
     assert recipe.about.cost.startswith("; ".join(costs) + ". ")
     assert f"on {IMAGES} images in each of {recipe.epochs} epochs" in recipe.about.cost
     assert ("float32 takes longer" in recipe.about.cost) == (recipe.precision == "float32")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet_flop_18"])
+def test_stochastic_depth_of_residual_networks(name: str) -> None:
+    """The recipe's in timm's networks too, which start without any."""
+    recipe = load("resnet_a2")
+    for most in (0.05, 0.0):
+        blocks = find_blocks(build(recipe.override([f"drop_path={most}"]), name, 10))
+        rates = [getattr(block.drop_path, "drop_prob", 0.0) for block in blocks]
+        assert rates == pytest.approx([most * number / 7 for number in range(8)])
 
 
 def test_the_page_lists_the_recipes_and_the_fields() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,37 +12,77 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from flopping import nn as fnn
-from flopping.cost.timing import interleave
-from flopping.errors import as_usage_error
+from flopping.cost.timing import Timing, interleave
+from flopping.errors import UsageError, as_usage_error
 from flopping.features import Feature, Layout
 from flopping.groups import Group, flop
+from flopping.models.blocks import allow_graphs
 
 BATCH, IMAGE, PATCH = 8, 224, 16
 TOKENS = (IMAGE // PATCH) ** 2 + 1  # with a class token: 8 x 197 = 1576 rows
 GOALS_FOR = 768, flop
+MODES = ("eager", "compiled", "training")
+"""Without gradients, eager and compiled; or forward and backward, compiled."""
+NARROW = 0.9
+"""The least speed-up of convolutions that are too narrow to gain anything."""
+# channels and height of a map: the least speed-up without gradients, and in a training step
+CONVOLUTIONS: dict[tuple[int, int], tuple[float, float]] = {
+    (64, 56): (1.25, NARROW),
+    (128, 28): (1.5, 1.25),
+    (256, 14): (1.5, 1.45),
+    (512, 7): (1.5, 1.45),
+    (64, 32): (NARROW, NARROW),
+    (64, 16): (NARROW, NARROW),
+    (32, 32): (NARROW, NARROW),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer and what it gets."""
+
+    layer: nn.Module
+    x: Tensor | Feature
+
+    def call(self, mode: str) -> Callable[[], object]:
+        """What is timed."""
+        training = mode == "training"
+        function = self.layer.train(training)
+        run = function if mode == "eager" else torch.compile(function, fullgraph=True, dynamic=False)
+        if not training:
+            return torch.no_grad()(lambda: run(self.x))
+        inputs = [part.detach().requires_grad_() for part in _tensors(self.x)]
+        given = inputs[0] if isinstance(self.x, Tensor) else tuple(inputs)
+        wanted = [*inputs, *self.layer.parameters()]
+        gradients = [torch.randn_like(part) for part in _tensors(function(given))]
+        return lambda: torch.autograd.grad(_tensors(run(given)), wanted, gradients)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An ordinary layer and its equivariant twin, and the speed-up that the twin must reach, by mode."""
+    """An ordinary layer in the ways in which it may run, its equivariant twin, and goals of the speed-up by mode.
+
+    The twin is compared with the fastest of the ordinary ones.
+    """
 
     name: str
-    ordinary: nn.Module
-    equivariant: nn.Module
-    packed: Tensor
-    feature: Tensor | Feature
+    ordinary: Sequence[Case]
+    equivariant: Case
     bars: dict[str, float]
+    modes: tuple[str, ...] = ("eager", "compiled")
 
 
 @dataclass(frozen=True)
 class Result:
-    """Medians of one pair in one mode; speed-up is ordinary time over equivariant time."""
+    """Medians of one pair in one mode; speed-up is ordinary time over equivariant time, with its 95 % interval."""
 
     name: str
     mode: str
     ordinary_ms: float
     equivariant_ms: float
     speedup: float
+    low: float
+    high: float
     bar: float | None
 
     @property
@@ -51,67 +91,98 @@ class Result:
 
 
 def pairs(width: int = 768, group: Group = flop) -> list[Pair]:
-    """The layers of a ViT of this width; every head has 64 channels."""
+    """The layers of a ViT of this width, every head with 64 channels; and convolutions of ResNets."""
+    return [*transformer_pairs(width, group), *convolution_pairs(group)]
+
+
+def transformer_pairs(width: int, group: Group) -> list[Pair]:
     if width < 64 or width % 64:
         raise ValueError(f"heads have 64 channels, so the width is a multiple of 64, got {width}")
     layout = Layout.regular(group, width)
     hidden = layout * 4
+    goals = (width, group) == GOALS_FOR
 
-    def tokens(of: Layout) -> tuple[Tensor, Feature]:
-        packed = torch.randn(BATCH, TOKENS, of.dim)
-        return packed, tuple(part.contiguous() for part in of.split(packed))
+    def pair(name: str, ordinary: nn.Module, equivariant: nn.Module, of: Layout | None, **bars: float) -> Pair:
+        x = torch.randn(BATCH, 3, IMAGE, IMAGE) if of is None else torch.randn(BATCH, TOKENS, of.dim)
+        feature = x if of is None else tuple(part.contiguous() for part in of.split(x))
+        return Pair(name, [Case(ordinary, x)], Case(equivariant, feature), bars if goals else {})
 
-    narrow, wide = tokens(layout), tokens(hidden)
-    image = torch.randn(BATCH, 3, IMAGE, IMAGE)
     block = Block(width, width // 64, qkv_bias=True, init_values=1e-4)
     twin = fnn.TransformerBlock(layout, width // 64, qkv_bias=True, init_values=1e-4)
     patch, folded = PatchEmbed(IMAGE, PATCH, 3, width), fnn.PatchEmbed(layout, IMAGE, PATCH)
     norm = nn.LayerNorm(width, eps=1e-6)
     linear, blocks = nn.Linear(width, 4 * width), fnn.Linear(layout, hidden)
-    as_fast = {"compiled": 1 / 1.15}  # nothing to save here: at most 15 % slower
+    as_fast = 1 / 1.15  # nothing to save here: at most 15 % slower
     return [
-        Pair("Linear", linear, blocks, *narrow, {"eager": 1.8, "compiled": 1.8}),
-        Pair("Mlp", Mlp(width, 4 * width), fnn.Mlp(layout, hidden), *narrow, {"compiled": 1.7}),
-        Pair("Block", block, twin, *narrow, {"compiled": 1.6}),
-        Pair("PatchEmbed", patch, folded, image, image, {"eager": 1.4, "compiled": 1.4}),
-        Pair("LayerNorm", norm, fnn.LayerNorm(layout), *narrow, as_fast),
-        Pair("GELU", nn.GELU(), fnn.Activation(hidden), *wide, as_fast),
+        pair("Linear", linear, blocks, layout, eager=1.8, compiled=1.8),
+        pair("Mlp", Mlp(width, 4 * width), fnn.Mlp(layout, hidden), layout, compiled=1.7),
+        pair("Block", block, twin, layout, compiled=1.6),
+        pair("PatchEmbed", patch, folded, None, eager=1.4, compiled=1.4),
+        pair("LayerNorm", norm, fnn.LayerNorm(layout), layout, compiled=as_fast),
+        pair("GELU", nn.GELU(), fnn.Activation(hidden), hidden, compiled=as_fast),
     ]
+
+
+def convolution_pairs(group: Group) -> list[Pair]:
+    """3 x 3 convolutions against torch's, which run on maps `(B, C, H, W)` in both of torch's memory formats."""
+    found = []
+    for (channels, size), bars in CONVOLUTIONS.items():
+        layout = Layout.regular(group, channels)
+        maps = torch.randn(BATCH, channels, size, size)
+        feature = tuple(part.contiguous() for part in layout.split(maps.permute(0, 2, 3, 1)))
+        ordinary = [
+            Case(nn.Conv2d(channels, channels, 3, padding=1).to(memory_format=form), maps.to(memory_format=form))
+            for form in (torch.contiguous_format, torch.channels_last)
+        ]
+        goals = dict(zip(("compiled", "training"), bars, strict=True)) if group == flop else {}
+        twin = Case(fnn.Conv2d(layout, layout, 3, padding=1), feature)
+        found.append(Pair(f"Conv2d {channels}@{size}", ordinary, twin, goals, ("compiled", "training")))
+    return found
 
 
 def bench_layers(
     width: int = 768,
     group: Group = flop,
-    modes: tuple[str, ...] = ("eager", "compiled"),
+    modes: tuple[str, ...] = MODES,
     repeats: int = 50,
     progress: Callable[[], object] | None = None,
+    only: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """Time every pair, all layers of one mode interleaved in one run, without gradients."""
+    """Time every pair, or only those whose names begin so; all layers of one mode interleaved in one run."""
+    with as_usage_error(ValueError, context=f"width {width}"):
+        table = pairs(width, group)
+    chosen = [pair for pair in table if not only or any(pair.name.lower().startswith(name.lower()) for name in only)]
+    if not chosen:
+        raise UsageError(f"no layer is called {', '.join(only)}; there are {', '.join(pair.name for pair in table)}")
+    allow_graphs(16 * len(table))
     for mode in modes:
-        with as_usage_error(ValueError, context=f"width {width}"):
-            table = pairs(width, group)
         functions: dict[str, Callable[[], object]] = {}
-        for pair in table:
-            functions[f"{pair.name} ordinary"] = _call(pair.ordinary.eval(), pair.packed, mode)
-            functions[f"{pair.name} equivariant"] = _call(pair.equivariant.eval(), pair.feature, mode)
-        with torch.no_grad():
-            timings = interleave(functions, repeats, progress=lambda _: progress and progress())
-        for pair in table:
-            bar = pair.bars.get(mode) if (width, group) == GOALS_FOR else None
-            x, e = timings[f"{pair.name} ordinary"], timings[f"{pair.name} equivariant"]
-            yield Result(pair.name, mode, 1e3 * x.median, 1e3 * e.median, x.interval_over(e).value, bar)
+        for pair in (pair for pair in chosen if mode in pair.modes):
+            for number, case in enumerate(pair.ordinary):
+                functions[f"{pair.name} {number}"] = case.call(mode)
+            functions[pair.name] = pair.equivariant.call(mode)
+        timings = interleave(functions, repeats, progress=lambda _: progress and progress())
+        for pair in (pair for pair in chosen if mode in pair.modes):
+            yield _compare(pair, mode, timings)
+
+
+def _compare(pair: Pair, mode: str, timings: dict[str, Timing]) -> Result:
+    x = min((timings[f"{pair.name} {number}"] for number in range(len(pair.ordinary))), key=lambda each: each.median)
+    e = timings[pair.name]
+    return Result(pair.name, mode, 1e3 * x.median, 1e3 * e.median, *x.interval_over(e), pair.bars.get(mode))
+
+
+def _tensors(x: Tensor | Feature) -> list[Tensor]:
+    return [x] if isinstance(x, Tensor) else list(x)
 
 
 def caption(width: int, repeats: int) -> str:
     """What the columns of the results mean, and which tensors were used."""
     return (
         f"Medians of {repeats} rounds, in which all layers run in turn. The speed-up is the median of the ratios"
-        " ordinary / equivariant of each round, which is not quite the ratio of the medians. Goals are set for width"
-        f" {GOALS_FOR[0]} and {GOALS_FOR[1]}. Float32, no gradients; tokens are {BATCH} x {TOKENS} x {width} (GELU:"
-        f" {4 * width}), images {BATCH} x 3 x {IMAGE} x {IMAGE}."
+        " ordinary / equivariant of each round, which is not quite the ratio of the medians, with its 95 % interval."
+        f" Goals are set for {GOALS_FOR[1]}, and for transformers of width {GOALS_FOR[0]}. Float32; tokens are"
+        f" {BATCH} x {TOKENS} x {width} (GELU: {4 * width}), images {BATCH} x 3 x {IMAGE} x {IMAGE}. Conv2d C@S is"
+        f" 3 x 3 on {BATCH} x C x S x S, against the faster of torch's two memory formats; training is forward and"
+        " backward."
     )
-
-
-def _call(module: nn.Module, x: Tensor | Feature, mode: str) -> Callable[[], object]:
-    function = torch.compile(module, fullgraph=True) if mode == "compiled" else module
-    return lambda: function(x)

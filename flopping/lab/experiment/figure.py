@@ -22,7 +22,7 @@ MARKS: list[dict[str, Any]] = [
 ]
 """How the arms of a plan are drawn, in their order."""
 PALETTE = [*COLOURS.values(), "#e69f00"]
-"""The colours of the arms, where they share a panel: five, then the same ones again."""
+"""The colours of the arms, where they share a panel: six, then the same ones again."""
 SHOWN = 15.0
 """Points of accuracy below the lowest result that the figure shows."""
 

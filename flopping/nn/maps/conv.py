@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
-from flopping.functional.conv import FORMS, ConvPlan, Form, choose_form, dense_filters
+from flopping.functional.conv import FORMS, ConvPlan, Form, dense_filters
 from flopping.functional.grid import Grid
 from flopping.functional.window import Window
 from flopping.nn.module import Module
@@ -23,8 +23,7 @@ class Conv2d(Module):
     then takes images `(B, C, H, W)`. Groups of channels are equal slices of every part.
 
     Only free taps are parameters: `weight.even`, for a kernel of 3 and flop, is `(even copies, 3 C / 2, 3, 1)`. `form`
-    says how the result is computed ("folded" or "expanded", see `flopping.functional.conv`); None leaves it to the
-    rule `choose_form`.
+    says how the result is computed: "folded", or "expanded" to one dense convolution on joined channels.
 
     With a stride the windows must lie symmetrically: an odd kernel needs an odd size, an even kernel an even one.
 
@@ -50,7 +49,7 @@ class Conv2d(Module):
         groups: int = 1,
         bias: bool = True,
         *,
-        form: Form | None = None,
+        form: Form = "folded",
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
@@ -63,11 +62,11 @@ class Conv2d(Module):
         counts = (*source.multiplicities, *out_layout.multiplicities)
         if groups < 1 or any(m % groups for m in counts):
             raise ValueError(f"groups divide the copies of every irrep, got groups={groups}, {source} -> {out_layout}")
-        if form is not None and form not in FORMS:
-            raise ValueError(f"form is {', '.join(map(repr, FORMS))} or None, got {form!r}")
+        if form not in FORMS:
+            raise ValueError(f"form is {' or '.join(map(repr, FORMS))}, got {form!r}")
         self.leading = 3 if self.in_chans is None else None
         self.plan = ConvPlan(source, out_layout, window, groups)
-        self.form: Form = choose_form(source, out_layout, window) if form is None else form
+        self.form = form
         self.names = tuple(irrep.name for irrep in group.irreps)
         self.weight = nn.ParameterDict()
         for name, shape in zip(self.names, self.plan.weight_shapes, strict=True):

@@ -1,0 +1,116 @@
+"""Weights in the package: packed from a real run with a card of its records, loaded by name without a download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import timm
+import torch
+from support.scripts import load
+from support.training_runs import call, image_folder
+from timm.data import resolve_model_data_config
+
+from flopping.errors import UsageError
+from flopping.models import zoo
+from flopping.training.networks import find_checkpoint, read_initial_weights
+from flopping.training.run_log import read_log
+
+NAME, PAPER = "resnet_flop_8_32", "E(ResNet-8 (32 px))"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    return load("pack_weights", "tools")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One epoch of the real recipe on forty images of ten classes."""
+    root = tmp_path_factory.mktemp("trained")
+    data = image_folder(root / "data", 4, 1, classes=10)
+    words = ["train", "cifar10_resnet", "epochs=1", "warmup_epochs=0", "batch_size=8", "lr=0.02", "--data", str(data)]
+    ended = call(*words, "-o", str(root / "run"), "--device", "cpu", "--workers", "0", "--no-compile")
+    assert ended.code == 0, ended
+    return root / "run"
+
+
+@pytest.fixture
+def packed(run: Path, tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(zoo, "TRAINED", tmp_path / "trained")
+    folder: Path = tool.pack(run, tmp_path / "trained", "abc123")
+    return folder
+
+
+def test_weights_come_by_name_without_a_download(packed: Path, run: Path) -> None:
+    cfg = zoo._default_cfg(zoo.ZOO[NAME])
+    assert cfg["file"] == str(packed / "model.safetensors")
+    named = timm.create_model(NAME, pretrained=True, pretrained_cfg=cfg).eval()
+    trained = timm.create_model(f"local-dir:{run / 'last'}", pretrained=True).eval()
+    image = torch.randn(2, 3, 32, 32)
+    assert torch.equal(named(image), trained(image))
+    assert not torch.equal(named(image), timm.create_model(NAME).eval()(image))
+    fewer = timm.create_model(NAME, pretrained=True, pretrained_cfg=cfg, num_classes=3)
+    assert torch.equal(fewer.state_dict()["conv1.weight.even"], trained.state_dict()["conv1.weight.even"])
+    assert fewer(image).shape == (2, 3)
+    ours, theirs = resolve_model_data_config(named), resolve_model_data_config(trained)
+    assert all(tuple(ours[key]) == tuple(theirs[key]) for key in ("input_size", "mean", "std"))
+    assert all(ours[key] == theirs[key] for key in ("crop_pct", "interpolation"))
+
+
+def test_the_card_has_the_records_of_the_run(packed: Path, run: Path) -> None:
+    card = (packed / "README.md").read_text(encoding="utf-8")
+    last = [event for event in read_log(run) if event["kind"] == "epoch"][-1]
+    assert f"| top-1 on test images | {last['top1']:.2f} % |" in card
+    assert f"| top-1 on test images moved by flop | {last['moved']['flop']['top1']:.2f} % |" in card
+    assert "change when they are moved | 0 |" in card
+    assert "| version of the package | abc123 |" in card
+    assert "40 training and 10 test images of 10 classes" in card
+    assert "label_smoothing: 0.1" in card
+
+
+@pytest.mark.parametrize("name", [NAME, PAPER])
+def test_commands_find_it_by_name(packed: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_checkpoint(Path(name)) == packed
+    monkeypatch.chdir(tmp_path)
+    image = image_folder(tmp_path / "photos", 1, 1) / "val"
+    ended = call("predict", name, str(image), "--json")
+    assert ended.code == 0, ended
+    assert len(ended.out.splitlines()) == 3
+    Path(name).mkdir()  # what exists is meant by its name
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        find_checkpoint(Path(name))
+
+
+def test_without_weights_nothing_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "TRAINED", tmp_path)
+    assert "file" not in zoo._default_cfg(zoo.ZOO[NAME])
+    with pytest.raises(UsageError, match=NAME):
+        find_checkpoint(Path(NAME))
+    with pytest.raises(UsageError, match=NAME):
+        read_initial_weights(NAME)
+
+
+def test_every_network_in_the_package_loads_and_is_what_its_card_says() -> None:
+    folders = sorted(zoo.TRAINED.iterdir()) if zoo.TRAINED.is_dir() else []
+    assert sum(path.stat().st_size for path in zoo.TRAINED.glob("*/*.safetensors")) <= 4 * 10**6
+    for folder in folders:
+        assert (folder / "README.md").read_text(encoding="utf-8").startswith(f"# {folder.name}\n")
+        assert timm.create_model(folder.name, pretrained=True).num_classes == 10
+
+
+def test_what_is_not_packed(run: Path, tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "LIMIT", 1000)
+    with pytest.raises(UsageError, match="1,000 are the most"):
+        tool.pack(run, tmp_path, "abc")
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "run.json").write_text((run / "run.json").read_text())
+    (unfinished / "last").symlink_to((run / "last").resolve())
+    with pytest.raises(UsageError, match="has not finished"):
+        tool.pack(unfinished, tmp_path / "into", "abc")
+    monkeypatch.setitem(zoo.ZOO, NAME, zoo.ZOO["resnet_flop_test"])
+    with pytest.raises(UsageError, match="65 pixels"):
+        tool.pack(run, tmp_path / "into", "abc")
+    assert not (tmp_path / "into").exists()
