@@ -296,8 +296,6 @@ def open_images(data: str, root: str | None, number: int, seed: int) -> ImageDat
     `data` is the name of a data set, of which the test images are taken; or a folder: the images in its folder of test
     images (val/), or if there is none, all images in it and below. Classes don't matter.
     """
-    if not data:
-        raise UsageError("DATA '' names no folder: write . for the current one")
     if is_named(data):
         images = open_dataset(data, "test", root)
     elif root is not None:

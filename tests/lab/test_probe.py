@@ -262,4 +262,3 @@ def test_a_folder_with_test_images_gives_these(own: str, images: Path) -> None:
     ended = call("probe", own, str(images), "--json", "--layers", "blocks.0")
     assert json.loads(ended.out.splitlines()[-1])["images"] == 12
     assert "none" in call("probe", own, "none").err
-    assert "DATA ''" in call("probe", own, "").err
