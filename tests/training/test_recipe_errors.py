@@ -89,6 +89,7 @@ CHANGES = {
     "dropout=-0.1": "got -0.1",
     "flip=1.1": "got 1.1",
     "crop_scale=0": "got 0",
+    "translate=224": "got 224",
     "ema=1": "less than 1, got 1",
     "std=[0.5,0,0.5]": "std.1: Input should be greater than 0, got 0",
     "seed=4294967296": "got 4294967296",
