@@ -7,11 +7,14 @@ what has passed: the suite takes an hour, and goes on where it was stopped.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+import re
+from collections import OrderedDict, defaultdict
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from torch import fx
+from torchvision.models.feature_extraction import NodePathTracer
 
 from flopping.models import ZOO
 
@@ -27,6 +30,30 @@ FOR_ALL = {
     "test_model_backward_fx",
 }
 PASSED = os.environ.get("FLOPPING_TIMM_PASSED")
+
+
+def find_name(tracer: NodePathTracer, module: str, node: fx.Node, search=NodePathTracer._get_node_qualname) -> str:
+    """torchvision's name for a node, looked for among those that begin alike.
+
+    torchvision looks through all names for each node, which takes most of the time of a deep network.
+    """
+    alike = tracer.__dict__.setdefault("names_by_beginning", defaultdict(OrderedDict))
+    name = module if node.op == "call_module" else f"{module}.{node}".lstrip(".")
+    every, tracer.node_to_qualname = tracer.node_to_qualname, alike[_without_number(name)]
+    try:
+        name = search(tracer, module, node)
+    finally:
+        tracer.node_to_qualname = every
+    for beginning in {name, _without_number(name)}:
+        alike[beginning][node] = name
+    return name
+
+
+def _without_number(name: str) -> str:
+    return re.sub(r"(?<=.)_[0-9]+$", "", name)
+
+
+NodePathTracer._get_node_qualname = find_name
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
