@@ -156,18 +156,24 @@ def try_precision(precision: str) -> None:
     out.float().sum().backward()
 
 
+_SIGNALS = {
+    signal.SIGILL: "SIGILL: the processor doesn't know an instruction that it advertises",
+    signal.SIGKILL: "SIGKILL: most likely the system ran out of memory",
+}
+
+
 def explain_exit(code: int, last_line: str = "") -> str:
     """Why a process ended, from its exit code (negative: a signal) and the last line that it wrote.
 
     >>> explain_exit(-4)
-    'the process was killed by SIGILL'
+    "the process was killed by SIGILL: the processor doesn't know an instruction that it advertises"
     >>> explain_exit(1, "KeyError: 'a'")
     "the process ended with code 1: KeyError: 'a'"
     """
     if code >= 0:
         return f"the process ended with code {code}{last_line and f': {last_line.strip()}'}"
-    memory = ": most likely the system ran out of memory" if code == -signal.SIGKILL else ""
-    return f"the process was killed by {signal.Signals(-code).name}{memory}"
+    meaning = _SIGNALS.get(-code)
+    return f"the process was killed by {meaning or f'signal {-code}, {signal.strsignal(-code)}'}"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 
 from flopping.checkpoints.weight_files import CONFIG, WEIGHTS
 from flopping.errors import UsageError
-from flopping.files import atomic_write_folder
+from flopping.files import atomic_write
 from flopping.models.zoo import TRAINED, ZOO
 from flopping.training.job import Job
 from flopping.training.networks import load_checkpoint
@@ -136,7 +136,7 @@ def pack(run: Path, into: Path, version: str) -> Path:
     if total > LIMIT:
         raise UsageError(f"the weights in {str(into)!r} would have {total:,} bytes, and {LIMIT:,} are the most")
     into.mkdir(parents=True, exist_ok=True)
-    with atomic_write_folder(into / name) as place:
+    with atomic_write(into / name, folder=True) as place:
         for file in (CONFIG, WEIGHTS):
             shutil.copyfile(last / file, place / file)
         (place / CARD).write_text(card, encoding="utf-8")

@@ -73,7 +73,7 @@ class Row:
 def match_names(pattern: str = "*") -> dict[str, str | None]:
     """Registered names of our networks and of the paper's ordinary ones that fit a pattern, with the paper's names.
 
-    >>> match_names("*octic*_base*")
+    >>> match_names("deit3_octic*_base*")
     {'deit3_octic_base_patch16_224': 'octic E(ViT-B)', 'deit3_octic_stepdown_base_patch16_224': 'octic S(ViT-B)'}
     """
     papers = names_in_paper()

@@ -325,7 +325,7 @@ def test_after_a_run_that_fails_no_other_is_started(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cifar11"], "'cifar11'; the closest are cifar10"),
+        (["cifar11"], "'cifar11'; the closest is cifar10"),
         (["missing.yaml"], "missing.yaml"),
         (["cifar10", "--scale", "0"], "got 0.0"),
         (["cifar10", "--report", "page.html"], "'page.html'"),

@@ -133,7 +133,7 @@ def test_every_setting_has_a_panel_and_training_no_values_of_the_paper() -> None
     assert [len(axes.containers) for axes in figure.axes] == [7, 6, 6, 6]
     drawn = [sum(str(line.get_label()).startswith("_paper") for line in axes.lines) for axes in figure.axes]
     assert drawn == [6, 6, 0, 6]
-    assert set(COLOURS) == {*FAMILIES, OTHERS}
+    assert set(COLOURS) == {*FAMILIES, "ResNet", OTHERS}
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["ResMLP", "ViT", "ConvNeXt", "others", "E(X)", "the paper's, A100", "FLOPs of X over those of E"]
     for shown in (figure, draw(compare(PAIR))):  # wide and narrow: all of the legend is on it
