@@ -61,7 +61,8 @@ def recipe_for(name: str, *changes: str) -> Recipe:
     """Three steps with two images each, as small as the network takes them."""
     entry = ZOO[name]
     patch = int(entry.args.get("patch_size", 4 if entry.model is ConvNeXt else 16))
-    size = 64 if patch == 4 else 2 * patch  # four stages of ConvNeXt: two places remain of 64 pixels
+    # four stages of ConvNeXt: two places remain of 64 pixels; ResMLP reads A2 and B1, which 2 x 2 tokens don't have
+    size = 64 if patch == 4 else (4 if (entry.model, entry.group) == (ResMlp, "octic") else 2) * patch
     size = min(entry.img_size, 65) if entry.model is ResNet else size
     return load(RECIPES[entry.model]).override([*SHORT, f"model={name}", f"img_size={size}", *changes])
 
@@ -138,7 +139,8 @@ def check_training_keeps(name: str, folder: Path, *changes: str, compiled: bool)
             assert min(errors) > 1e-3
         # what has a gradient moved; only ConvNeXt's last block has outputs that its classifier ignores
         still = [n for n, p in network.named_parameters() if torch.equal(p, before[n]) and n not in slow]
-        assert all(isinstance(network, ConvNeXt) and "odd" in n for n in still), still
+        unread = {irrep.name for irrep in group.irreps[1:]}
+        assert all(isinstance(network, ConvNeXt) and unread & set(n.split(".")) for n in still), still
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -185,8 +187,14 @@ def loss_and_gradients(recipe: Recipe, model: nn.Module, x: Tensor, targets: Ten
 
 
 def difference(one: tuple[Tensor, list[Tensor]], other: tuple[Tensor, list[Tensor]]) -> float:
-    """The largest relative error of the loss and of every gradient."""
-    return max(relative_error(a, b) for a, b in zip([one[0], *one[1]], [other[0], *other[1]], strict=True))
+    """The largest relative error of the loss and of every gradient.
+
+    A batch norm takes back a factor of the weight before it. So a weight with one input channel has a gradient of
+    rounding errors alone; what is below a thousandth of the largest gradient is compared with that.
+    """
+    least = max(gradient.norm() for gradient in other[1]) / 1000
+    errors = [(a - b).norm() / max(b.norm(), least) for a, b in zip(one[1], other[1], strict=True)]
+    return float(torch.stack([(one[0] - other[0]).abs() / other[0].abs(), *errors]).max())
 
 
 def prepared(name: str, *changes: str) -> tuple[Recipe, nn.Module, Tensor, Tensor]:

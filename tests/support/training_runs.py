@@ -86,7 +86,7 @@ Strikes: TypeAlias = Sequence[tuple[str, str, int, int]]
 
 
 def image_folder(root: Path, train: int, test: int, classes: int = 3, size: int = 65) -> Path:
-    """So many images of each class: noise around a colour. Images of up to 64 x 64 are opened once, larger ones always."""
+    """So many images of each class: noise around a colour. Those of 64 x 64 and fewer pixels are opened once."""
     numbers = np.random.default_rng(0)
     for split, count in (("train", train), ("val", test)):
         for label in range(classes):
