@@ -120,7 +120,7 @@ def network_row(name: str, paper: str | None = None) -> Row:
 @lru_cache
 def stored_figures() -> dict[str, dict[str, Any]]:
     """What is stored, by registered names."""
-    with files(__package__).joinpath("networks.csv").open(encoding="utf-8", newline="") as file:
+    with files(__package__).joinpath("networks.csv").open(encoding="utf-8") as file:
         return {
             row["name"]: {key: int(row[key]) if row[key] else None for key in STORED} for row in csv.DictReader(file)
         }
