@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from functools import reduce
 from math import sqrt
 from operator import add as add_layouts
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from flopping.features import Feature, Layout, is_symbolic
 from flopping.functional.operation import operation
 from flopping.groups import Group
-from flopping.groups.sums import Sums, combine, sums_of
+from flopping.groups.sums import Sums, combine
 
 Pointwise = Callable[[Tensor], Tensor]
 _HALF = sqrt(0.5)
@@ -176,9 +177,8 @@ def _pointwise_of_two(x: Feature, copies: int, extra: int, function: Pointwise, 
     return result[0] if more is None else torch.cat([result[0], function(more)], -1), result[1]
 
 
-@lru_cache
 def _signs(group: Group) -> tuple[Sums, Sums]:
     """The changes of basis of a group with irreps of one dimension, without their factors."""
-    group.require_signs("a change of basis without factors")
-    table = [[float(sign) for sign in irrep.signs] for irrep in group.irreps]
-    return sums_of(list(zip(*table, strict=True))), sums_of(table)
+    if group.signs is None:
+        group.require_signs("a change of basis without factors")
+    return cast("tuple[Sums, Sums]", group.signs)

@@ -47,6 +47,8 @@ class Group:
     """The rows of the Fourier matrix, as sums over the elements."""
     from_irreps: Sums = field(init=False, compare=False)
     """Its columns, as sums over (irrep, component, copy)."""
+    signs: tuple[Sums, Sums] | None = field(init=False, compare=False)
+    """Both without their factors, columns first, for irreps of one dimension: compiled code can't look into a cache."""
 
     def __post_init__(self) -> None:
         table = self._check_table()
@@ -68,6 +70,8 @@ class Group:
             raise ValueError(f"group {self.name}: two of the irreps {list(self.irreps)} are equivalent")
         object.__setattr__(self, "to_irreps", sums_of(fourier.tolist()))
         object.__setattr__(self, "from_irreps", sums_of(fourier.T.tolist()))
+        signs = [sums_of(matrix.sign().tolist()) for matrix in (fourier.T, fourier)] if self.signs_only else None
+        object.__setattr__(self, "signs", signs and tuple(signs))
         if self.symmetries:
             self._check_symmetries()
 

@@ -20,7 +20,10 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("name", ["deit3_flop_hybrid_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_iso_test"])
+NAMES = [f"deit3_{group}_test_patch16_64" for group in ("flop_hybrid", "flipflop")]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "resmlp_flop_test_64", "convnext_flop_iso_test"])
 def test_one_graph_for_each_kind(name: str) -> None:
     """Kinds: blocks before and after a hand-off, and the last block, which computes less.
 
