@@ -285,7 +285,7 @@ def layers(
     table = Table(*columns, caption=caption(width, repeats), caption_justify="left")
     for r in results:
         times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f} [{r.low:.2f}, {r.high:.2f}]"
-        table.add_row(r.name, r.mode, *times, "" if r.bar is None else f"{r.bar:.2f}", MARKS[r.met])
+        table.add_row(r.name, r.mode, *times, "" if r.goal is None else f"{r.goal:.2f}", MARKS[r.met])
     Console().print(table, f"{threads} threads, torch {torch.__version__}.")
 
 
