@@ -143,11 +143,11 @@ def networks(
     from importlib.metadata import version
 
     from flopping.cost.protocol import CPU_PROTOCOL, PAPER_PROTOCOL, group_by_baseline, paper_networks, plan_records
-    from flopping.cost.records import Setting, is_measured, to_line
+    from flopping.cost.records import EXPORTED, Setting, is_measured, to_line
     from flopping.deploy.exporter import require_onnx
     from flopping.errors import UsageError, pluralize
     from flopping.lab.bench.goals import goals as all_goals
-    from flopping.lab.bench.measure_groups import measure_groups
+    from flopping.lab.bench.measure_networks import measure_groups
     from flopping.machine import this_machine, usable_cores
     from flopping.training.distributed import resolve_device
 
@@ -237,7 +237,8 @@ def networks(
     if left:
         again = "the same command goes on" if out else "with -o FILE a second call would go on"
         say(f"The minutes are over, and {pluralize(left, 'comparison')} left: {again}.")
-    if file.unwritten or (groups and not any(record.seconds for record in records)):
+    wrong_export = any(record.problem and record.setting.mode == EXPORTED for record in records)
+    if file.unwritten or wrong_export or (groups and not any(record.seconds for record in records)):
         raise typer.Exit(1)
 
 
@@ -285,7 +286,7 @@ def layers(
     table = Table(*columns, caption=caption(width, repeats), caption_justify="left")
     for r in results:
         times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f} [{r.low:.2f}, {r.high:.2f}]"
-        table.add_row(r.name, r.mode, *times, "" if r.bar is None else f"{r.bar:.2f}", MARKS[r.met])
+        table.add_row(r.name, r.mode, *times, "" if r.goal is None else f"{r.goal:.2f}", MARKS[r.met])
     Console().print(table, f"{threads} threads, torch {torch.__version__}.")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -82,12 +83,11 @@ def result_of(run: Path) -> dict[str, Any]:
     return events[-1]
 
 
-def command_of(run: Path, job: Job) -> str:
-    """The command of an experiment's run, or what its job says."""
-    finished = run / "finished.json"
-    if finished.is_file():
-        return str(json.loads(finished.read_text(encoding="utf-8"))["command"])
-    return f"flopping train RECIPE --model {job.model!r} --data {job.data} -o {run}"
+def command_of(job: Job) -> str:
+    """The command of the recipe, with its network, and placeholders for the user's data and run."""
+    words = shlex.split(job.recipe.about.command)
+    recipe = words[words.index("train") + 1] if "train" in words[:-1] else "RECIPE"
+    return f"flopping train {recipe} --model {shlex.quote(job.model)} --data DATA -o RUN"
 
 
 def write_card(run: Path, folder: Path, version: str) -> str:
@@ -119,7 +119,7 @@ def write_card(run: Path, folder: Path, version: str) -> str:
         moved="\n".join(rows),
         changed=result["changed"],
         epochs=job.recipe.epochs,
-        command=command_of(run, job),
+        command=command_of(job),
         version=version,
         labels=", ".join(config["label_names"]),
         recipe=job.recipe.to_yaml(),

@@ -40,7 +40,7 @@ def open_dataset(data: str, split: str, root: str | None = None) -> ImageDataset
     elif root is not None:
         raise UsageError(f"--root goes with a dataset by name, and {data!r} is a folder")
     else:
-        dataset = FolderDataset(find_split(Path(data), split))
+        dataset = FolderDataset(find_split(Path(data), split), cache=split == "train")
     if len(dataset.classes) < 2:
         raise UsageError(
             f"{dataset.name} has one class only, {dataset.classes[0]!r}: there is nothing to learn."

@@ -28,23 +28,24 @@ Training chooses the best checkpoint on the validation split. `eval` tests on an
 LAYOUT = "--data is a folder with train/ and val/ in it, and in each of them one folder per class"
 
 
-SMALL = 64 * 64
-"""Pixels of the largest images that stay in memory once they are decoded."""
-KEPT = 2**26
-"""Pixels that stay in memory, in each process that reads images: 256 MB."""
+LARGEST_CACHED = 64 * 64
+"""Pixels of the largest training images that stay in memory once they are decoded."""
+CACHED_PIXELS = 2**26
+"""Pixels of training images that stay in memory, in each process that reads them: at most 256 MB."""
 
 
 class FolderDataset(ImageDataset):
     """The images of a split.
 
     A class is a folder in the split's folder. All images in it and below are of that class. Links are followed. Hidden
-    files, and files without the suffix of an image, are left out. Small images are decoded once, as far as `KEPT` goes.
+    files, and files without the suffix of an image, are left out. With `cache`, for images that are read in every
+    epoch, a process decodes small ones once and keeps up to `CACHED_PIXELS` of their pixels.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cache: bool = False) -> None:
         self.folder, self.name = folder, str(folder)
-        self.kept: dict[int, Image.Image] = {}
-        self.room = KEPT
+        self.cached: dict[int, Image.Image] = {}
+        self.cache_left = CACHED_PIXELS if cache else 0
         self.paths: list[str] = []
         self.labels: list[int] = []
         names = sorted((path.name for path in folder.iterdir() if _is_class(path)), key=natural_key)
@@ -70,13 +71,13 @@ class FolderDataset(ImageDataset):
         return len(self.paths)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        image = self.kept.get(index)
+        image = self.cached.get(index)
         if image is None:
             image = decode_image(self.paths[index])
             pixels = image.width * image.height
-            if pixels <= min(SMALL, self.room):
-                self.room -= pixels
-                self.kept[index] = image.copy()  # without what the decoder holds
+            if pixels <= min(LARGEST_CACHED, self.cache_left):
+                self.cache_left -= pixels
+                self.cached[index] = image.copy()  # without what the decoder holds
         return image, self.labels[index]
 
     def locate(self, index: int) -> str:
@@ -93,7 +94,7 @@ class UnlabelledFolder(FolderDataset):
     def __init__(self, folder: Path) -> None:
         require_folder(folder, "images are read from a folder, and from those in it")
         self.folder, self.name, self.classes = folder, str(folder), ("image",)
-        self.kept, self.room = {}, 0  # each image is read once
+        self.cached, self.cache_left = {}, 0  # each image is read once
         self.paths, others = find_images(folder, _refuse_unreadable)
         if not self.paths:
             raise UsageError(f"{str(folder)!r} holds no image, nor do the folders in it")

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +24,6 @@ from flopping.functional.grid import Grid, symmetric_functions
 from flopping.functional.window import Window, mirrored_axes
 from flopping.groups import Group
 from flopping.groups.sums import Sums, combine, sums_of
-
-Form = Literal["folded", "expanded"]
 
 
 @dataclass(frozen=True)
@@ -184,32 +181,6 @@ def folded_conv2d(x: Feature, weight: Sequence[Tensor | None], bias: Tensor | No
         values = [_convolve(x_BHWC, each, shift, plan) for each in stacked for x_BHWC in joined]
         found.append(values if irrep.type.degree == 1 else combine(values, irrep.turns))
     return _fill(found, plan.out_layout)
-
-
-def expanded_conv2d(x: Feature, weight: Sequence[Tensor | None], bias: Tensor | None, plan: ConvPlan) -> Feature:
-    """Write the filters out and run one dense convolution on joined channels: no saving, and the same result."""
-    window, groups, out = plan.window, plan.groups, plan.out_layout
-    parts = [component for i, part in enumerate(x) if part.shape[-1] for component in _components(part, i, plan)]
-    joined_BHWC = _join(parts, groups)
-    blocks = [block for j, w in enumerate(weight) if w is not None for block in dense_filters(w, j, plan)]
-    filters = torch.cat([block.unflatten(0, (groups, -1)) for block in blocks], 1).flatten(0, 1)
-    y_BCHW = F.conv2d(
-        joined_BHWC.permute(0, 3, 1, 2), filters, None, window.stride, window.padding, window.dilation, groups
-    )
-    y_BHWGC = y_BCHW.permute(0, 2, 3, 1).unflatten(-1, (groups, -1))
-    found: list[list[Tensor]] = []
-    start = 0
-    for w, m, d in zip(weight, out.multiplicities, out.irrep_dims, strict=True):
-        width, count = m // groups, 0 if w is None else d
-        found.append([y_BHWGC.narrow(-1, start + c * width, width).flatten(-2) for c in range(count)])
-        start += width * count
-    if bias is not None and found[0]:
-        found[0] = [found[0][0] + bias]
-    return _fill(found, out)
-
-
-FORMS = {"folded": folded_conv2d, "expanded": expanded_conv2d}
-"""Both forms compute the same. Folded was faster in all layers that were measured: docs/convolutions.md."""
 
 
 def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> list[Tensor]:

@@ -73,13 +73,17 @@ def compile_blocks(model: M, **options: Any) -> M:
     >>> compile_blocks(nn.Linear(2, 2))
     Traceback (most recent call last):
     ...
-    ValueError: Linear has no blocks to compile: they lie in a list called 'blocks'
+    ValueError: Linear has no blocks to compile: they lie in a 'blocks', or in a Sequential 'layer1' and so on
     """
     blocks = find_blocks(model)
     if not blocks:
-        raise ValueError(f"{type(model).__name__} has no blocks to compile: they lie in a list called 'blocks'")
+        raise ValueError(
+            f"{type(model).__name__} has no blocks to compile: they lie in a 'blocks', or in a Sequential 'layer1' and"
+            " so on"
+        )
+    parts = [*getattr(model, "stem_layers", ()), *blocks]
     # each kind may need graphs of its own: for training, for tests, for sizes of batches, for the last block
-    allow_graphs(8 * len(group_blocks(blocks)))
-    for block in (*getattr(model, "stem_layers", ()), *blocks):
-        block.compile(**options)
+    allow_graphs(8 * len(group_blocks(parts)))
+    for part in parts:
+        part.compile(**options)
     return model

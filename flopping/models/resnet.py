@@ -114,7 +114,8 @@ class ResNet(Backbone):
     taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3),
     "half" (one convolution with a stride of 2, no pooling) or "small" (one 3 x 3 without stride and no pooling), the
     last two for small images. `avg_down` puts a mean before the convolution of a shortcut: over 2 x 2 places in an
-    ordinary network, as in timm, over 3 x 3 in others, which need odd sizes. `handoffs` counts blocks through all
+    ordinary network, as in timm, over 3 x 3 in others, which need odd sizes; even kernels have such means anyway, and
+    take no `avg_down`. `handoffs` counts blocks through all
     stages; other arguments as for `VisionTransformer`.
 
     Its kernels are odd and its strides 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225, of
@@ -168,12 +169,21 @@ class ResNet(Backbone):
                 f" got stride_kernel={stride_kernel!r}, stem_type={stem_type!r}"
             )
         even_sizes = stride_kernel != 3
+        if avg_down and even_sizes:
+            raise ValueError(
+                f"with stride_kernel={stride_kernel} every shortcut with a stride begins with a mean over 2 x 2 places:"
+                " leave out avg_down, got avg_down=True"
+            )
         schedule = Schedule(group, sum(depths), handoffs, extra_share)
         rates = torch.linspace(0, probability(drop_path_rate), sum(depths), device="cpu").tolist()
         function = pointwise_function(act_layer)
         self.zero_init_last = zero_init_last
         self.first_group = schedule.first.group
-        shortcut_pool = 2 if even_sizes else (2 if self.first_group.order == 1 else 3) if avg_down else None
+        shortcut_pool = None
+        if even_sizes or (avg_down and self.first_group.order == 1):
+            shortcut_pool = 2
+        elif avg_down:
+            shortcut_pool = 3
 
         layout = schedule.first.layout(stem_width)
         if stem_type == "deep":
@@ -223,7 +233,7 @@ class ResNet(Backbone):
             self.layouts.append(schedule.layout_out(end - 1, dim))
         self.reduction = prod(stride for stride, _ in strides)
         self.mirrored_reduction = prod(stride for stride, mirrored in strides if mirrored)
-        self.even_sizes, self.even_sizes_only = even_sizes, shortcut_pool == 2
+        self.even_sizes, self.pools_pairs = even_sizes, shortcut_pool == 2
         reductions = [2 if pooled else start, *(start * 2**stage for stage in range(len(depths)))]
         self.feature_info = [
             {"module": f"layer{i}" if i else "act1", "num_chs": layout.dim, "reduction": reduction}
@@ -304,17 +314,20 @@ class ResNet(Backbone):
 
     def _check_size(self, size: Grid) -> None:
         """Refuse what some layer would refuse, in terms of the image."""
-        step, total, more = self.mirrored_reduction, self.reduction, 0 if self.even_sizes else 1
+        step, total, offset = self.mirrored_reduction, self.reduction, 0 if self.even_sizes else 1
         for axis in mirrored_axes(self.first_group):
-            low = (size[axis] - more) // step * step + more
-            if size[axis] != low:
+            if (size[axis] - offset) % step:
+                low = max((size[axis] - offset) // step, 1) * step + offset
+                other = "stride_kernel=3" if self.even_sizes else "even kernels (stem_type='half', stride_kernel=4)"
                 raise ValueError(
                     f"ResNet: a {AXES[axis]} of {size[axis]} pixels: its strides keep {self.first_group} where it is a"
-                    f" multiple of {step}{' plus 1' * more}, e.g. {low} or {low + step}; other sizes need"
-                    f" {'stride_kernel=3' if self.even_sizes else 'even kernels (stride_kernel=4)'}, or group='trivial'"
+                    f" multiple of {step}{' plus 1' * offset}, e.g. {low} or {low + step}; other sizes need {other},"
+                    " or group='trivial'"
                 )
-        if self.even_sizes_only and any(n % total for n in size):
-            raise ValueError(f"ResNet: this ordinary network takes multiples of {total} pixels, got {size}")
+        if self.pools_pairs and any(n % total for n in size):
+            raise ValueError(
+                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, got {size}"
+            )
 
     def finish(self, x: Feature) -> Tensor:
         return self._packed(x, self.stage_count, norm=False).permute(0, 3, 1, 2)

@@ -166,10 +166,11 @@ def set_drop_path(blocks: Sequence[nn.Module], rate: float, rises: bool) -> None
     """
     rates = torch.linspace(0, rate, len(blocks), device="cpu").tolist() if rises else [rate] * len(blocks)
     for block, own in zip(blocks, rates, strict=True):
-        for name in ("drop_path", "drop_path1", "drop_path2"):
-            if isinstance(layer := getattr(block, name, None), EquivariantDropPath):
+        for layer in block.children():
+            if isinstance(layer, EquivariantDropPath):
                 layer.drop_prob = own
-            elif hasattr(block, name):  # timm's ResNets have None there
+        for name in ("drop_path", "drop_path1", "drop_path2"):  # timm's, which are None in its ResNets
+            if hasattr(block, name) and not isinstance(getattr(block, name), EquivariantDropPath):
                 setattr(block, name, DropPath(own) if own else nn.Identity())
 
 

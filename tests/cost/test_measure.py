@@ -16,7 +16,7 @@ from flopping.cost import measure
 from flopping.cost.measure import ChildProcess, Session
 from flopping.cost.protocol import CPU_PROTOCOL, Protocol, plan_records
 from flopping.cost.records import Record, Setting, is_measured, read
-from flopping.lab.bench.measure_groups import measure_groups
+from flopping.lab.bench.measure_networks import measure_groups
 
 NETWORKS = Path(__file__).parents[1] / "support" / "networks_to_measure.py"
 EAGER = in_setting(mode="eager", batch=2)

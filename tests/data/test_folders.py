@@ -152,12 +152,14 @@ def test_splits_have_the_same_classes(test: dict[str, int], message: str, tmp_pa
 
 
 def test_small_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there is room for; what comes from memory is the same image."""
-    monkeypatch.setattr(folders, "KEPT", 2 * 64 * 64)
+    """Of training images as many as there is room for; what comes from memory is the same image."""
+    monkeypatch.setattr(folders, "CACHED_PIXELS", 2 * 64 * 64)
+    root = image_folder(tmp_path, {"train": {"b": 1}, "val": CLASSES})
     for number, side in enumerate((64, 65, 64, 64)):
-        (tmp_path / "a").mkdir(exist_ok=True)
-        make_image(number, size=(side, side)).save(tmp_path / "a" / f"{number}.png")
-    dataset = FolderDataset(tmp_path)
+        (root / "train" / "a").mkdir(exist_ok=True)
+        make_image(number, size=(side, side)).save(root / "train" / "a" / f"{number}.png")
+    assert opened(root, "validation").cache_left == 0
+    dataset = opened(root)
     first = [dataset.read(index) for index in range(4)]
     decoded: list[str] = []
     monkeypatch.setattr(folders, "decode_image", lambda path: decoded.append(path) or decode_image(path))

@@ -26,7 +26,7 @@ def test_pairs_do_the_same_job() -> None:
             assert ordinary.numel() == sum(part.numel() for part in parts)
     results = list(layers.bench_layers(64, flop, modes=("eager",), repeats=1))
     assert [result.name for result in results] == [pair.name for pair in layers.transformer_pairs(64, flop)]
-    assert all(result.bar is None and result.met is None and result.speedup > 0 for result in results)
+    assert all(result.goal is None and result.met is None and result.speedup > 0 for result in results)
 
 
 def test_convolutions_run_in_both_formats_and_the_faster_counts() -> None:
@@ -38,16 +38,16 @@ def test_convolutions_run_in_both_formats_and_the_faster_counts() -> None:
         assert case.layer.weight.is_contiguous(memory_format=form)  # type: ignore[operator]
     seconds = {f"{pair.name} 0": 3.0, f"{pair.name} 1": 2.0, pair.name: 1.0}
     found = layers._compare(pair, "training", {name: Timing((s, s)) for name, s in seconds.items()})
-    assert (found.ordinary_ms, found.speedup, found.low, found.high, found.bar) == (2000, 2, 2, 2, 1.25)
-    assert [each.bars for each in layers.convolution_pairs(octic)] == [{}, {}]
+    assert (found.ordinary_ms, found.speedup, found.low, found.high, found.goal) == (2000, 2, 2, 2, 1.25)
+    assert [each.goals for each in layers.convolution_pairs(octic)] == [{}, {}]
 
 
 def test_a_training_step_gives_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda layer, **_: layer)
     pair = layers.convolution_pairs(flop)[0]
     wanted = len(list(pair.equivariant.layer.parameters())) + 2
-    assert len(pair.equivariant.call("training")()) == wanted  # type: ignore[arg-type]
-    assert len(pair.ordinary[1].call("training")()) == 3  # type: ignore[arg-type]
+    assert len(pair.equivariant.prepare("training")()) == wanted  # type: ignore[arg-type]
+    assert len(pair.ordinary[1].prepare("training")()) == 3  # type: ignore[arg-type]
     names = [(r.name, r.mode) for r in layers.bench_layers(64, flop, ("compiled", "training"), 1, only=["conv2d 32"])]
     assert names == [("Conv2d 32@6", "compiled"), ("Conv2d 32@6", "training")]
 

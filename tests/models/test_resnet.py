@@ -128,7 +128,24 @@ REFUSED = {
     ),
     "ordinary, deep": (
         lambda: make(group="trivial", avg_down=True)(random_images(25, 40)),
-        r"multiples of 8 pixels, got \(25, 40\)",
+        r"means over 2 x 2 places take multiples of 8 pixels, got \(25, 40\)",
+    ),
+    "even height": (
+        lambda: make(stem_type="half", stride_kernel=4)(random_images(30, 32)),
+        r"^ResNet: shortcuts with means over 2 x 2 places take multiples of 4 pixels, got \(30, 32\)$",
+    ),
+    "less than a step": (lambda: make()(random_images(25, 6)), r"a width of 6 pixels: .*plus 1, e\.g\. 9 or 17;"),
+    "less than an even step": (
+        lambda: make(stem_type="half", stride_kernel=4)(random_images(32, 3)),
+        r"multiple of 4, e\.g\. 4 or 8;",
+    ),
+    "remedy": (
+        lambda: make()(random_images(25, 40)),
+        r"other sizes need even kernels \(stem_type='half', stride_kernel=4\), or group='trivial'",
+    ),
+    "means twice": (
+        lambda: make(stem_type="half", stride_kernel=4, avg_down=True),
+        r"with stride_kernel=4 .*leave out avg_down",
     ),
     "stages": (lambda: make(depths=(1,)), r"depths=\(1,\), widths=\(8, 16\)"),
     "stem": (lambda: make(stem_type="patch"), "got 'patch'"),

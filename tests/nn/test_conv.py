@@ -1,4 +1,4 @@
-"""Convolution: multiply-adds by torch's counter, both forms against the dense layer, geometry that is refused."""
+"""Convolution: multiply-adds by torch's counter, results of the dense layer, geometry that is refused."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from torch import nn
 
 from flopping import Group, Layout, flipflop, flop, octic, rot90, rot180, trivial
 from flopping import nn as fnn
-from flopping.functional.conv import FORMS
 from flopping.functional.window import mirrored_axes
 from flopping.testing import assert_equivariant, randomize_, relative_error
 
@@ -55,9 +54,8 @@ def test_multiply_adds(group: Group, share: float, kernel: int, stride: int) -> 
     copies=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     extra=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     groups=st.integers(1, 2),
-    form=st.sampled_from(list(FORMS)),
 )
-def test_any_window(group, kernel, stride, padding, dilation, places, rest, copies, extra, groups, form) -> None:
+def test_any_window(group, kernel, stride, padding, dilation, places, rest, copies, extra, groups) -> None:
     """All groups, rectangles, odd and even sizes; where the group leaves an axis alone any size is taken."""
     if group.swaps_axes:
         kernel, stride, padding, dilation = ((n, n) for n, _ in (kernel, stride, padding, dilation))
@@ -70,7 +68,7 @@ def test_any_window(group, kernel, stride, padding, dilation, places, rest, copi
         Layout.regular(group, groups * (c * group.order + e), extra=groups * e)
         for c, e in zip(copies, extra, strict=True)
     )
-    layer = fnn.Conv2d(first, second, kernel, stride, padding, dilation, groups, form=form).double()
+    layer = fnn.Conv2d(first, second, kernel, stride, padding, dilation, groups).double()
     x = first.random(2, *size, dtype=torch.float64)
     assert_equivariant(randomize_(layer), x)
     assert layer(x)[0].shape[1:3] == places
@@ -88,14 +86,13 @@ def test_equivariance_from_images(group: Group, stride: int, kernel: int, dtype:
     assert_equivariant(layer, torch.randn(2, 3, size, size + 2, dtype=dtype))
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 2, 3, (3, 4)])
 @pytest.mark.parametrize("group", [trivial, *GROUPS], ids=str)
-def test_gradients_of_the_dense_layer(group: Group, kernel, groups: int, form: str) -> None:
+def test_gradients_of_the_dense_layer(group: Group, kernel, groups: int) -> None:
     kernel = 4 if group.swaps_axes and kernel == (3, 4) else kernel
     first, second = layouts(group)[1] * 2, layouts(group)[0] * 2
-    layer = randomize_(fnn.Conv2d(first, second, kernel, padding=1, groups=groups, form=form).double())
+    layer = randomize_(fnn.Conv2d(first, second, kernel, padding=1, groups=groups).double())
     x = first.random(2, 4, 5, dtype=torch.float64)
     check_dense_conv(layer, x, second.merge, lambda conv, x: on_maps(conv, first.merge(x)))
     if groups == 2:
@@ -118,13 +115,12 @@ def test_every_equivariant_filter_is_one_of_ours(group: Group, kernel: tuple[int
 
 def test_parts_without_channels_and_parts_that_nothing_reaches() -> None:
     invariant, regular = Layout.invariant(flop, 4), Layout.regular(flop, 4)
-    for form in FORMS:
-        even, odd = fnn.Conv2d(regular, invariant, 3, padding=1, form=form)(regular.random(2, 5, 5))
-        assert (even.shape, odd.shape) == ((2, 5, 5, 4), (2, 5, 5, 0))
-        even, odd = randomize_(fnn.Conv2d(invariant, regular, (3, 1), form=form))(invariant.random(2, 5, 5))
-        assert odd.shape == (2, 3, 5, 2)
-        assert even.any()
-        assert not odd.any()
+    even, odd = fnn.Conv2d(regular, invariant, 3, padding=1)(regular.random(2, 5, 5))
+    assert (even.shape, odd.shape) == ((2, 5, 5, 4), (2, 5, 5, 0))
+    even, odd = randomize_(fnn.Conv2d(invariant, regular, (3, 1)))(invariant.random(2, 5, 5))
+    assert odd.shape == (2, 3, 5, 2)
+    assert even.any()
+    assert not odd.any()
 
 
 @pytest.mark.parametrize("kernel", [2, 3, 5])
@@ -162,7 +158,6 @@ REFUSED = {
     ),
     "rotations": (lambda: fnn.Conv2d(3, Layout.regular(octic, 8), (3, 5)), "octic turns rows .*square window, got"),
     "groups": (lambda: fnn.Conv2d(SMALL, SMALL, 3, groups=3), r"got groups=3, Layout\(flop, even=4, odd=4\)"),
-    "form": (lambda: fnn.Conv2d(SMALL, SMALL, 3, form="dense"), "'folded' or 'expanded', got 'dense'"),
     "padding": (lambda: fnn.Conv2d(SMALL, SMALL, 3, padding=-1), "at least 0, .*got -1"),
     "kernel": (lambda: fnn.Conv2d(SMALL, SMALL, 0), "kernel_size is a positive number .*got 0"),
     "nothing to read": (lambda: fnn.Conv2d(3, Layout(flop, (0, 4)), 1, bias=False), r"no filter of \(1, 1\) taps"),

@@ -199,7 +199,7 @@ def _plan(folder: Path, asked: Sequence[str]) -> Ran:
         planned.extend(records)
         sink(many()[0])
 
-    exported = patch("flopping.lab.bench.measure_groups.measure_exported", export)
+    exported = patch("flopping.lab.bench.measure_networks.measure_exported", export)
     with exported, patch.object(Session, "measure", measure):
         ended = call(*asked)
     assert planned, f"nothing would be measured: {ended.err}"

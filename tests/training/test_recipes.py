@@ -8,15 +8,22 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
+import timm
+from torch import nn
 from typer.testing import CliRunner
 
+from flopping import Layout
+from flopping.cost.count import count
+from flopping.cost.overview import stored_figures
 from flopping.models import registered_name
 from flopping.models.blocks import find_blocks
 from flopping.models.paper import ordinary_name, results
-from flopping.training.networks import build
+from flopping.nn import DropPath
+from flopping.training.networks import build, set_drop_path
 from flopping.training.recipe import Recipe, documentation, load, names, read, text_of
 from flopping_cli import app
 
@@ -165,6 +172,18 @@ def test_costs(name: str, ordinary: str) -> None:
     assert ("float32 takes longer" in recipe.about.cost) == (recipe.precision == "float32")
 
 
+def test_costs_of_residual_networks() -> None:
+    """Three forward passes per image and epoch, counted at the recipe's size, which the ordinary network takes too."""
+    recipe = load("resnet_a2")
+    costs = []
+    for name, registered in (("ResNet-50", "resnet50"), ("E(ResNet-50)", "resnet_flop_50")):
+        forward = count(partial(timm.create_model, registered), (3, recipe.img_size, recipe.img_size)).flops
+        costs.append(f"{name}: {3 * IMAGES * recipe.epochs * forward:.2e} FLOPs".replace("e+", "e"))
+    assert forward == stored_figures()["resnet_flop_50"]["flops"]
+    assert recipe.about.cost.startswith("; ".join(costs) + ". ")
+    assert f"on {IMAGES} images of {recipe.img_size} pixels in each of {recipe.epochs} epochs" in recipe.about.cost
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet_flop_18"])
 def test_stochastic_depth_of_residual_networks(name: str) -> None:
     """The recipe's in timm's networks too, which start without any."""
@@ -173,6 +192,19 @@ def test_stochastic_depth_of_residual_networks(name: str) -> None:
         blocks = find_blocks(build(recipe.override([f"drop_path={most}"]), name, 10))
         rates = [getattr(block.drop_path, "drop_prob", 0.0) for block in blocks]
         assert rates == pytest.approx([most * number / 7 for number in range(8)])
+
+
+def test_stochastic_depth_of_a_block_of_ones_own() -> None:
+    """Our layer is found by its class, whatever the block calls it."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stochastic_depth = DropPath(Layout.regular("flop", 4), 0.5)
+
+    blocks = [Block(), Block(), Block()]
+    set_drop_path(blocks, 0.2, rises=True)
+    assert [block.stochastic_depth.drop_prob for block in blocks] == pytest.approx([0.0, 0.1, 0.2])
 
 
 def test_the_page_lists_the_recipes_and_the_fields() -> None:

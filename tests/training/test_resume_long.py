@@ -48,8 +48,7 @@ def test_killed_many_times(family: str, tmp_path: Path, launcher: Launcher, imag
     assert_same(run, whole)
 
 
-# recipes have no family of ResNets
-FAMILY_OF = {VisionTransformer: "ViT", ResMlp: "ResMLP", ConvNeXt: "ConvNeXt", ResNet: "ConvNeXt"}
+FAMILY_OF = {VisionTransformer: "ViT", ResMlp: "ResMLP", ConvNeXt: "ConvNeXt", ResNet: "ResNet"}
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if "test" in name])

@@ -23,17 +23,17 @@ TOKENS = (IMAGE // PATCH) ** 2 + 1  # with a class token: 8 x 197 = 1576 rows
 GOALS_FOR = 768, flop
 MODES = ("eager", "compiled", "training")
 """Without gradients, eager and compiled; or forward and backward, compiled."""
-NARROW = 0.9
+NO_LOSS = 0.9
 """The least speed-up of convolutions that are too narrow to gain anything."""
 # channels and height of a map: the least speed-up without gradients, and in a training step
 CONVOLUTIONS: dict[tuple[int, int], tuple[float, float]] = {
-    (64, 56): (1.25, NARROW),
+    (64, 56): (1.25, NO_LOSS),
     (128, 28): (1.5, 1.25),
     (256, 14): (1.5, 1.45),
     (512, 7): (1.5, 1.45),
-    (64, 32): (NARROW, NARROW),
-    (64, 16): (NARROW, NARROW),
-    (32, 32): (NARROW, NARROW),
+    (64, 32): (NO_LOSS, NO_LOSS),
+    (64, 16): (NO_LOSS, NO_LOSS),
+    (32, 32): (NO_LOSS, NO_LOSS),
 }
 
 
@@ -44,8 +44,8 @@ class Case:
     layer: nn.Module
     x: Tensor | Feature
 
-    def call(self, mode: str) -> Callable[[], object]:
-        """What is timed."""
+    def prepare(self, mode: str) -> Callable[[], object]:
+        """The function that is timed."""
         training = mode == "training"
         function = self.layer.train(training)
         run = function if mode == "eager" else torch.compile(function, fullgraph=True, dynamic=False)
@@ -68,7 +68,7 @@ class Pair:
     name: str
     ordinary: Sequence[Case]
     equivariant: Case
-    bars: dict[str, float]
+    goals: dict[str, float]
     modes: tuple[str, ...] = ("eager", "compiled")
 
 
@@ -83,11 +83,11 @@ class Result:
     speedup: float
     low: float
     high: float
-    bar: float | None
+    goal: float | None
 
     @property
     def met(self) -> bool | None:
-        return None if self.bar is None else self.speedup >= self.bar
+        return None if self.goal is None else self.speedup >= self.goal
 
 
 def pairs(width: int = 768, group: Group = flop) -> list[Pair]:
@@ -100,12 +100,12 @@ def transformer_pairs(width: int, group: Group) -> list[Pair]:
         raise ValueError(f"heads have 64 channels, so the width is a multiple of 64, got {width}")
     layout = Layout.regular(group, width)
     hidden = layout * 4
-    goals = (width, group) == GOALS_FOR
+    has_goals = (width, group) == GOALS_FOR
 
-    def pair(name: str, ordinary: nn.Module, equivariant: nn.Module, of: Layout | None, **bars: float) -> Pair:
+    def pair(name: str, ordinary: nn.Module, equivariant: nn.Module, of: Layout | None, **goals: float) -> Pair:
         x = torch.randn(BATCH, 3, IMAGE, IMAGE) if of is None else torch.randn(BATCH, TOKENS, of.dim)
         feature = x if of is None else tuple(part.contiguous() for part in of.split(x))
-        return Pair(name, [Case(ordinary, x)], Case(equivariant, feature), bars if goals else {})
+        return Pair(name, [Case(ordinary, x)], Case(equivariant, feature), goals if has_goals else {})
 
     block = Block(width, width // 64, qkv_bias=True, init_values=1e-4)
     twin = fnn.TransformerBlock(layout, width // 64, qkv_bias=True, init_values=1e-4)
@@ -126,7 +126,7 @@ def transformer_pairs(width: int, group: Group) -> list[Pair]:
 def convolution_pairs(group: Group) -> list[Pair]:
     """3 x 3 convolutions against torch's, which run on maps `(B, C, H, W)` in both of torch's memory formats."""
     found = []
-    for (channels, size), bars in CONVOLUTIONS.items():
+    for (channels, size), least in CONVOLUTIONS.items():
         layout = Layout.regular(group, channels)
         maps = torch.randn(BATCH, channels, size, size)
         feature = tuple(part.contiguous() for part in layout.split(maps.permute(0, 2, 3, 1)))
@@ -134,7 +134,7 @@ def convolution_pairs(group: Group) -> list[Pair]:
             Case(nn.Conv2d(channels, channels, 3, padding=1).to(memory_format=form), maps.to(memory_format=form))
             for form in (torch.contiguous_format, torch.channels_last)
         ]
-        goals = dict(zip(("compiled", "training"), bars, strict=True)) if group == flop else {}
+        goals = dict(zip(("compiled", "training"), least, strict=True)) if group == flop else {}
         twin = Case(fnn.Conv2d(layout, layout, 3, padding=1), feature)
         found.append(Pair(f"Conv2d {channels}@{size}", ordinary, twin, goals, ("compiled", "training")))
     return found
@@ -159,8 +159,8 @@ def bench_layers(
         functions: dict[str, Callable[[], object]] = {}
         for pair in (pair for pair in chosen if mode in pair.modes):
             for number, case in enumerate(pair.ordinary):
-                functions[f"{pair.name} {number}"] = case.call(mode)
-            functions[pair.name] = pair.equivariant.call(mode)
+                functions[f"{pair.name} {number}"] = case.prepare(mode)
+            functions[pair.name] = pair.equivariant.prepare(mode)
         timings = interleave(functions, repeats, progress=lambda _: progress and progress())
         for pair in (pair for pair in chosen if mode in pair.modes):
             yield _compare(pair, mode, timings)
@@ -169,7 +169,7 @@ def bench_layers(
 def _compare(pair: Pair, mode: str, timings: dict[str, Timing]) -> Result:
     x = min((timings[f"{pair.name} {number}"] for number in range(len(pair.ordinary))), key=lambda each: each.median)
     e = timings[pair.name]
-    return Result(pair.name, mode, 1e3 * x.median, 1e3 * e.median, *x.interval_over(e), pair.bars.get(mode))
+    return Result(pair.name, mode, 1e3 * x.median, 1e3 * e.median, *x.interval_over(e), pair.goals.get(mode))
 
 
 def _tensors(x: Tensor | Feature) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
-from flopping.functional.conv import FORMS, ConvPlan, Form, dense_filters
+from flopping.functional.conv import ConvPlan, dense_filters, folded_conv2d
 from flopping.functional.grid import Grid
 from flopping.functional.window import Window
 from flopping.nn.module import Module
@@ -22,8 +22,7 @@ class Conv2d(Module):
     Arguments are those of `nn.Conv2d`. A number in place of the first layout is a number of image channels: the layer
     then takes images `(B, C, H, W)`. Groups of channels are equal slices of every part.
 
-    Only free taps are parameters: `weight.even`, for a kernel of 3 and flop, is `(even copies, 3 C / 2, 3, 1)`. `form`
-    says how the result is computed: "folded", or "expanded" to one dense convolution on joined channels.
+    Only free taps are parameters: `weight.even`, for a kernel of 3 and flop, is `(even copies, 3 C / 2, 3, 1)`.
 
     With a stride the windows must lie symmetrically: an odd kernel needs an odd size, an even kernel an even one.
 
@@ -49,7 +48,6 @@ class Conv2d(Module):
         groups: int = 1,
         bias: bool = True,
         *,
-        form: Form = "folded",
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
@@ -62,11 +60,8 @@ class Conv2d(Module):
         counts = (*source.multiplicities, *out_layout.multiplicities)
         if groups < 1 or any(m % groups for m in counts):
             raise ValueError(f"groups divide the copies of every irrep, got groups={groups}, {source} -> {out_layout}")
-        if form not in FORMS:
-            raise ValueError(f"form is {' or '.join(map(repr, FORMS))}, got {form!r}")
         self.leading = 3 if self.in_chans is None else None
         self.plan = ConvPlan(source, out_layout, window, groups)
-        self.form = form
         self.names = tuple(irrep.name for irrep in group.irreps)
         self.weight = nn.ParameterDict()
         for name, shape in zip(self.names, self.plan.weight_shapes, strict=True):
@@ -102,7 +97,7 @@ class Conv2d(Module):
         if not is_symbolic(parts):
             self.plan.window.check(self.out_layout.group, (parts[0].shape[1], parts[0].shape[2]), "Conv2d")
         weight = [self.weight.get(name) for name in self.names]
-        return FORMS[self.form](parts, weight, self.bias, self.plan)
+        return folded_conv2d(parts, weight, self.bias, self.plan)
 
     def _parts_of_image(self, image: Any) -> Feature:
         """An image as a map of invariant channels."""

@@ -1,4 +1,4 @@
-"""Measuring one group of networks after another, in torch or in ONNX Runtime, while there is time."""
+"""Measuring networks beside their baselines, in torch or in ONNX Runtime, while there is time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from time import monotonic
 from uuid import uuid4
 
@@ -62,7 +63,11 @@ def measure_groups(
 def measure_exported(
     records: Sequence[Record], protocol: Protocol, sink: Callable[[Record], object], progress: Report
 ) -> None:
-    """Export networks, compare each graph with its network, and time the graphs in turn in this process."""
+    """Export networks, compare each graph with its network, and time the graphs in turn in this process.
+
+    What can't be exported, or gives other logits, becomes a record with a problem. On an interrupt, the rounds until
+    then become records that say so.
+    """
     runs: dict[str, Callable[[], object]] = {}
     found: dict[str, Record] = {}
     with tempfile.TemporaryDirectory(prefix="flopping-") as folder:
@@ -73,17 +78,28 @@ def measure_exported(
                 runs[record.model] = _export(record, Path(folder, f"{number}.onnx"))
             except (CheckFailedError, UsageError) as error:
                 figures["problem"] = str(error)
+            except Exception as error:  # of torch's exporter or ONNX Runtime: the other networks are measured
+                figures["problem"] = f"not exported: {type(error).__name__}: {shorten(str(error), 200)}"
             found[record.model] = replace(record, **figures)
         progress("timing exported networks", 0.5)
         rounds: list[dict[str, float]] = []
+        start, limit, interrupted = monotonic(), protocol.seconds, True
+
+        def enough(done: int) -> bool:
+            return limit is not None and done >= protocol.fewest and monotonic() - start > limit
+
         try:
-            interleave(runs, protocol.repeats, protocol.warmup, progress=rounds.append)
-        finally:  # an interrupt keeps the rounds until then
+            interleave(runs, protocol.repeats, protocol.warmup, progress=rounds.append, enough=enough)
+            interrupted = False
+        finally:
             run = uuid4().hex[:12]
-            left = None if len(rounds) == protocol.repeats else f"interrupted after {pluralize(len(rounds), 'round')}"
             for name, record in found.items():
                 seconds = tuple(times[name] for times in rounds if name in times)
-                problem = record.problem or left
+                problem = record.problem
+                if interrupted and problem is None:
+                    if not seconds:
+                        continue
+                    problem = f"interrupted after {pluralize(len(seconds), 'round')}"
                 sink(replace(record, run=run, warmup=protocol.warmup, seconds=seconds, problem=problem))
 
 
