@@ -28,14 +28,13 @@ SCALE ?= 1
 TRAIN_IMAGES ?= 20000
 RUNS ?= build/experiment-cifar10
 CIFAR10 ?= build/cifar10-$(TRAIN_IMAGES)
-CIFAR10_ALL ?= build/cifar10-50000
 SMALL := "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S (iso.))"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long clients lint timm-suite bench-layers bench-models results experiment-cifar10 experiment-rotations pack-weights wheel-check docs clean
+.PHONY: help demo test test-long clients lint timm-suite bench-layers bench-models results experiment-cifar10 experiment-cifar10-resnet experiment-rotations pack-weights wheel-check docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-26s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## train a small transformer and its equivariant twin, and show them mirrored images (minutes)
 	@$(BIN)/flopping demo -o build/demo
@@ -51,7 +50,9 @@ clients: $(CLIENTS)/.ready ## test what users put around a backbone: segmentatio
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest -q -W ignore tests/clients
 
 timm-suite: $(TIMM_TESTS) ## timm's own suite on every model that we register (an hour, 12 GB; goes on where it was stopped)
-	@passed=$(TIMM_SUITE)/passed-$$(find flopping -name '*.py' | sort | xargs cat | sha256sum | cut -c1-12); \
+	@files="$$(find flopping -name '*.py' | sort) constraints.txt tests/support/timm_plugin.py"; \
+	passed=$(TIMM_SUITE)/passed-$$(cat $$files | sha256sum | cut -c1-12); \
+	find $(TIMM_SUITE) -maxdepth 1 -name 'passed-*' ! -path $$passed -delete; \
 	FLOPPING_TIMM_PASSED=$$passed $(TIMM_PYTEST) $(PYTEST_ARGS) --durations 10 && rm -f $$passed
 
 lint: $(READY) ## check style (ruff), types (mypy) and layers (import-linter)
@@ -72,9 +73,11 @@ results: $(READY) ## measure what docs/results shows, add it there, and make the
 	$(BIN)/flopping bench --paper --budget $(BUDGET) -o $(RESULTS)/paper.jsonl
 	$(BIN)/flopping report $(RESULTS)/*.jsonl -o $(RESULTS)/table.md --force
 
-experiment-cifar10: $(READY) $(CIFAR10) $(CIFAR10_ALL) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10_resnet.md and cifar10.md (four hours; goes on where it was stopped)
-	@$(BIN)/flopping experiment cifar10_resnet --data $(CIFAR10_ALL) -o $(RUNS)-resnet --scale $(SCALE) --report $(RESULTS)/cifar10_resnet.md
+experiment-cifar10: $(READY) $(CIFAR10) ## train small networks and their twins on CIFAR-10, write docs/results/cifar10.md (two hours; goes on where it was stopped)
 	@$(BIN)/flopping experiment cifar10 --data $(CIFAR10) -o $(RUNS) --scale $(SCALE) --report $(RESULTS)/cifar10.md
+
+experiment-cifar10-resnet: $(READY) build/cifar10-50000 ## train a small ResNet and its twin on all of CIFAR-10, write docs/results/cifar10_resnet.md (hours; goes on where it was stopped)
+	@$(BIN)/flopping experiment cifar10_resnet --data build/cifar10-50000 -o $(RUNS)-resnet --scale $(SCALE) --report $(RESULTS)/cifar10_resnet.md
 
 experiment-rotations: $(READY) ## train small networks for several groups, test them in all orientations, write docs/results/rotations.md (half an hour)
 	@$(BIN)/flopping experiment rotations --data fashion-mnist -o build/experiment-rotations --no-compile --workers 0 --report $(RESULTS)/rotations.md
@@ -101,10 +104,6 @@ wheel-check: $(READY) ## build the wheel, install it with its dependencies in a 
 	venv/bin/flopping --version; \
 	venv/bin/python -c "$$WHEEL_SCRIPT"); \
 	echo "The wheel works"
-
-$(CIFAR10): | $(READY)
-	@echo "Fetching CIFAR-10 and laying it out as a folder of images (a minute)"
-	@$(BIN)/python tools/cifar10_folder.py $@ --train-images $(TRAIN_IMAGES)
 
 build/cifar10-%: | $(READY)
 	@echo "Fetching CIFAR-10 and laying it out as a folder of images (a minute)"

@@ -152,17 +152,17 @@ def suffix_of(name: str | Path, known: Sequence[str]) -> str:
     return path.suffix.lower()
 
 
-def require_output(path: Path, suffix: str, force: bool) -> None:
+def require_output(path: Path, suffix: str, force: bool, python: str | None = None) -> None:
     """Refuse a path at which no file with this suffix can be written, or where there is one already."""
     if suffix_of(path, [suffix]) != suffix:
         raise UsageError(f"the name of what is written ends with {suffix}, got {str(path)!r}")
-    require_writable(path, force)
+    require_writable(path, force, python=python)
 
 
-def require_writable(path: Path, force: bool, *, folder: bool = False) -> None:
+def require_writable(path: Path, force: bool, *, folder: bool = False, python: str | None = None) -> None:
     """Refuse a path at which a file, or a folder, can't be written, or exists already and `force` is not given.
 
-    A link that leads nowhere exists.
+    A link that leads nowhere exists. `python` is what stands for `--force` in a call of the function that writes.
     """
     try:
         parent = path.resolve().parent
@@ -180,7 +180,8 @@ def require_writable(path: Path, force: bool, *, folder: bool = False) -> None:
     if folder and path.exists() and not path.is_dir():
         raise UsageError(f"{str(path)!r} is a file: name a folder")
     if not force:
-        raise UsageError(f"{str(path)!r} exists; --force replaces it")
+        also = "" if python is None else f" (in Python {python})"
+        raise UsageError(f"{str(path)!r} exists; --force{also} replaces it")
 
 
 LOCK = ".lock"

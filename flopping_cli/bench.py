@@ -29,7 +29,7 @@ from flopping_cli.common import (
     show_status,
     stopped,
 )
-from flopping_cli.report import RecordFile, Wide, print_table
+from flopping_cli.report import Wide, print_table
 from flopping_cli.train import (
     Changes,
     Compile,
@@ -143,7 +143,7 @@ def networks(
     from importlib.metadata import version
 
     from flopping.cost.protocol import CPU_PROTOCOL, PAPER_PROTOCOL, group_by_baseline, paper_networks, plan_records
-    from flopping.cost.records import EXPORTED, Setting, is_measured, to_line
+    from flopping.cost.records import EXPORTED, RecordFile, Setting, is_measured, to_line
     from flopping.deploy.exporter import require_onnx
     from flopping.errors import UsageError, pluralize
     from flopping.lab.bench.goals import goals as all_goals
@@ -200,7 +200,7 @@ def networks(
         ]
         chosen = plan_records(models or paper_networks(), settings, baseline, own, **shared)
         groups = group_by_baseline(chosen) if paper else [chosen]
-    file = RecordFile(out)
+    file = RecordFile(out, say)
     known = [] if models else file.known
     groups = [group for group in groups if not all(is_measured(record, known) for record in group)]
     records: list[Record] = []

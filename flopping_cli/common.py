@@ -197,7 +197,7 @@ OwnCode = Annotated[
 ]
 Average = Annotated[bool, typer.Option("--average", help="The averaged weights (EMA) of a checkpoint.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON: an object for each row of the table, one a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only results, warnings and errors.")]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import signal
 from contextlib import closing
@@ -15,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import CTRL_C, Quiet, app, progress_console, say
+from flopping_cli.common import CTRL_C, Quiet, app, print_json, progress_console, say
 from flopping_cli.train import Device
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def doctor(
     report = sentence(machine, results)
     if json:
         found = {"machine": machine, "results": [asdict(result) for result in results], "sentence": report}
-        typer.echo(json_module.dumps(found))
+        print_json([found])
     else:
         _print(machine, results, report)
     if interrupted:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Json, Quiet, app, print_json, progress_console, show_status
+from flopping_cli.common import Json, Quiet, app, print_json, show_status
 
 if TYPE_CHECKING:
     from flopping.training.recipe import Recipe
@@ -31,12 +31,11 @@ def models(
 
     Examples: flopping models; flopping models "E(*)" --wide; flopping models --group octic --json
     """
-    from rich.progress import track
-
-    from flopping.cost.overview import describe_columns, first_group, match_names, network_row
-    from flopping.errors import UsageError
-    from flopping.groups import get_group, grid_groups
-    from flopping.models.zoo import closest
+    with show_status("Reading figures", quiet):
+        from flopping.cost.overview import describe_columns, first_group, match_names, network_row
+        from flopping.errors import UsageError
+        from flopping.groups import get_group, grid_groups
+        from flopping.models.zoo import closest
 
     chosen = match_names(pattern)
     if not chosen:
@@ -46,8 +45,7 @@ def models(
         chosen = {name: paper for name, paper in chosen.items() if first_group(name) == wanted}
         if not chosen:
             raise UsageError(f"no network that fits {pattern!r} follows {group}; without --group there are some")
-    shown = track(list(chosen.items()), "counting", console=progress_console(quiet), transient=True)
-    found = [network_row(name, paper) for name, paper in shown]
+    found = [network_row(name, paper) for name, paper in chosen.items()]
     if json:
         more = ("group", "params_met", "flops_met")
         print_json(asdict(r) | {name: getattr(r, name) for name in more} for r in found)

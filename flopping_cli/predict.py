@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json as json_module
 import sys
 from collections import Counter
 from contextlib import closing
@@ -19,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import CTRL_C, Average, Json, OwnCode, Quiet, app, say
+from flopping_cli.common import CTRL_C, Average, Json, OwnCode, Quiet, app, print_json, say
 from flopping_cli.train import Device, TestGroup, name_element, name_network
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class _Results:
             top = [dict(zip(COLUMNS[2:], one, strict=True)) for one in classes]
             moved = {element: asdict(each) for element, each in prediction.moved.items()}
             line = {"image": prediction.name, "top": top, **({"moved": moved} if moved else {})}
-            self._write(json_module.dumps(line) + "\n")
+            print_json([line])
         else:
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""`flopping report`, and the files of records that `flopping bench` writes."""
+"""`flopping report`, and the table of records that `flopping bench` shows, too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli.common import Force, Json, Quiet, app, print_json, say, show_status
+from flopping_cli.common import Force, Json, Quiet, app, print_json, show_status
 
 if TYPE_CHECKING:
     from flopping.cost.records import Record
@@ -70,38 +70,3 @@ def print_table(records: list[Record], wide: bool) -> None:
     from flopping.lab.report.comparison import compare
 
     tables.show(compare(records), Console(), wide)
-
-
-class RecordFile:
-    """The file of records, if one was asked for. If some cannot be written, measuring goes on.
-
-    A file that has other content than records, or cannot be written, is refused before the work begins.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        from flopping.cost.records import read
-        from flopping.errors import as_usage_error
-        from flopping.files import require_regular
-
-        self.path, self.written, self.unwritten = path, 0, 0
-        self.known: list[Record] = []
-        if path is not None:
-            require_regular(path)
-            new = not path.exists()
-            if not new and path.stat().st_size:
-                self.known = read(path)
-            with as_usage_error(OSError), path.open("a", encoding="utf-8"):
-                pass
-            if new:  # it comes with the first record; a link to it stays
-                path.resolve().unlink()
-
-    def add(self, record: Record) -> None:
-        from flopping.cost.records import append
-
-        if self.path is not None:
-            try:
-                append(self.path, [record])
-                self.written += 1
-            except OSError as error:
-                self.unwritten += 1
-                say(f"A record could not be written to {self.path}: {error.strerror or error}")

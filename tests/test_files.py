@@ -82,6 +82,7 @@ def test_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name, options, message in (
         ("file", {}, "exists; --force replaces it"),
+        ("file", {"python": "force=True"}, r"exists; --force \(in Python force=True\) replaces it"),
         ("file", {"force": True, "folder": True}, "is a file"),
         ("folder", {"force": True}, "is a folder"),
         ("none/file", {}, "no folder '.*none'"),

@@ -18,6 +18,7 @@ from torch import Tensor
 from flopping.checkpoints import octic_vits, reference_families
 from flopping.checkpoints.rules import Family, Source, translate_weights
 from flopping.checkpoints.weight_files import (
+    OVERWRITE,
     fill_folder,
     read_weights,
     require_output_folder,
@@ -141,7 +142,7 @@ def convert_reference(source: str | Path, out: str | Path, *, overwrite: bool = 
     out = Path(out)
     alone = bool(suffix_of(out, [".safetensors"]))
     if alone:
-        require_output(out, ".safetensors", overwrite)
+        require_output(out, ".safetensors", overwrite, OVERWRITE)
     else:
         require_output_folder(out, overwrite)
     found = translate(source, **hints)
@@ -170,7 +171,7 @@ def _find_family(source: Source) -> Family:
     for family in (*octic_vits.FAMILIES, *reference_families.FAMILIES):
         if any(family.mark in key for key in source):
             return family
-    what = "this is no equivariant network of the reference code"
+    what = "this is no equivariant network of the reference code or of octic-vits"
     if any(".even." in key for key in source):
         what = "these are weights of this library already, for timm.create_model(..., checkpoint_path=...)"
     elif any(".attn.qkv." in key or "linear_tokens." in key or "conv_dw." in key for key in source):

@@ -90,7 +90,7 @@ def ordinary_blocks(irrep: str) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture of the reference code."""
+    """An architecture of a foreign code base: of the paper's reference code, or of octic-vits."""
 
     mark: str
     """A part of keys that no other family has."""

@@ -25,6 +25,8 @@ from flopping.models.arguments import MAX_IMG_SIZE
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a folder that timm loads."""
+OVERWRITE = "overwrite=True"
+"""What stands for `--force` in Python."""
 _NESTED = ("model", "state_dict", "model_state_dict", "teacher")
 """Where training scripts put the weights beside their other state."""
 _WORDS = {"float": "F", "bfloat": "BF", "int": "I", "uint": "U"}
@@ -120,7 +122,7 @@ def write_weights(
 ) -> None:
     """A `.safetensors` file; it appears under its name once it is whole, so an older one is never half-overwritten."""
     path = Path(path)
-    require_output(path, ".safetensors", overwrite)
+    require_output(path, ".safetensors", overwrite, OVERWRITE)
     with atomic_write(path) as place:
         _save(state_dict, place, metadata)
 
@@ -163,9 +165,9 @@ def _name_dtype(dtype: torch.dtype) -> str:
     return f"{_WORDS[word]}{bits}" if bits else word.upper()
 
 
-def require_output_folder(path: Path, overwrite: bool) -> None:
+def require_output_folder(path: Path, overwrite: bool, python: str = OVERWRITE) -> None:
     """Refuse a folder that can't be written, or that holds more than a saved network."""
-    require_writable(path, overwrite, folder=True)
+    require_writable(path, overwrite, folder=True, python=python)
     others = sorted(set(os.listdir(path)) - {CONFIG, WEIGHTS}) if path.is_dir() else []
     if others:
         raise UsageError(f"{str(path)!r} holds more than a saved network ({others[0]!r}), and is not replaced")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from flopping.cost.timing import Timing
 from flopping.errors import UsageError, as_usage_error, pluralize
-from flopping.files import STRICT
+from flopping.files import STRICT, require_regular
 from flopping.machine import Machine
 
 FORMAT = "flopping-bench-1"
@@ -163,6 +163,36 @@ def read(path: Path) -> list[Record]:
     if not records:
         raise UsageError(f"{path} has no records: a file that `flopping bench -o FILE` wrote is needed")
     return records
+
+
+class RecordFile:
+    """A file to which records are added one by one, or none. If one cannot be written, `report` says so: work goes on.
+
+    A file that has other content than records, or cannot be written, is refused before the work begins.
+    """
+
+    def __init__(self, path: Path | None, report: Callable[[str], object] = print) -> None:
+        self.path, self.report = path, report
+        self.written, self.unwritten = 0, 0
+        self.known: list[Record] = []
+        if path is not None:
+            require_regular(path)
+            new = not path.exists()
+            if not new and path.stat().st_size:
+                self.known = read(path)
+            with as_usage_error(OSError), path.open("a", encoding="utf-8"):
+                pass
+            if new:  # it comes with the first record; a link to it stays
+                path.resolve().unlink()
+
+    def add(self, record: Record) -> None:
+        if self.path is not None:
+            try:
+                append(self.path, [record])
+                self.written += 1
+            except OSError as error:
+                self.unwritten += 1
+                self.report(f"A record could not be written to {self.path}: {error.strerror or error}")
 
 
 def is_measured(record: Record, known: Iterable[Record]) -> bool:

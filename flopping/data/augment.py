@@ -125,7 +125,7 @@ class RandomSymmetry:
 
 
 class RandomTranslation:
-    """Move an image by up to so many pixels along each axis; what comes in is the mirror image of its border.
+    """Move an image by up to so many pixels along each axis, filled by reflection padding.
 
     >>> image = Image.fromarray(np.arange(4, dtype=np.uint8).reshape(1, 4))
     >>> [np.asarray(RandomTranslation.move(image, 0, right)).tolist() for right in (2, -1)]
@@ -147,7 +147,7 @@ class RandomTranslation:
 
 @lru_cache(maxsize=1024)
 def _reflected(size: int, by: int) -> Any:
-    """Which places are seen from places moved by some, where the border is a mirror."""
+    """Indices of reflection padding for an axis of this size that is moved by so many pixels."""
     places = np.abs(np.arange(size) - by)
     last = max(size - 1, 0)
     return np.clip(last - np.abs(last - places), 0, last)

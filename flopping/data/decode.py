@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import BinaryIO
 
 import numpy as np
@@ -21,7 +22,7 @@ FORMATS = {
     "JPEG2000": (".jp2", ".j2k"),
     "PPM": (".ppm", ".pgm"),
 }
-"""Formats that are decoded, by Pillow's names, and the suffixes of their files in lower case."""
+"""Formats that are decoded, by Pillow's names, and the suffixes of their files in lower case; no others are."""
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 MODES = {1: "L", 3: "RGB"}
 """Pillow's names of grey and of colour images, by their number of channels."""
@@ -35,9 +36,24 @@ def is_image_name(path: str) -> bool:
 
 def decode_image(file: str | BinaryIO) -> Image.Image:
     """All pixels of an image file. A damaged file raises any kind of error."""
-    with Image.open(file) as image:
+    with open_image(file) as image:
         image.load()
     return image
+
+
+def open_image(file: str | BinaryIO) -> Image.Image:
+    """An image of which only the header is read; the content decides on the format, which is one of `FORMATS`.
+
+    Pillow starts other programs for some other formats, and some others match any file.
+    """
+    return Image.open(file, formats=_available_formats())
+
+
+@cache
+def _available_formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that this Pillow was built with."""
+    Image.init()
+    return tuple(kind for kind in FORMATS if kind in Image.OPEN)
 
 
 def mode_of(in_chans: int) -> str:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from flopping.data.decode import FORMATS
+from flopping.data.decode import FORMATS, open_image
 from flopping.data.folders import find_images, natural_key
 from flopping.errors import UsageError
 
@@ -188,11 +188,9 @@ def _open_image(file: BinaryIO) -> Image.Image:
     is lifted for the moment.
     """
     with _lock:
-        Image.init()
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            # Pillow starts other programs for some other formats, and some others match any file
-            return Image.open(file, formats=[kind for kind in FORMATS if kind in Image.OPEN])
+            return open_image(file)
         finally:
             Image.MAX_IMAGE_PIXELS = before
 

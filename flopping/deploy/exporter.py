@@ -161,7 +161,7 @@ def require_valid_request(form: Format, output: Path, *, batch: int | None, opse
         raise UsageError(f"--opset is between {onnx_file.OPSETS[0]} and {onnx_file.OPSETS[-1]}, got {opset}")
     if form.name == "onnx":
         require_onnx()
-    (require_writable if form.suffix else require_output_folder)(output, force)
+    (require_writable if form.suffix else require_output_folder)(output, force, python="force=True")
 
 
 def require_onnx() -> None:

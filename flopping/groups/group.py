@@ -1,6 +1,6 @@
 """Finite groups as values: elements, multiplication, real irreps, Fourier matrix, action on the pixel grid.
 
-The seven groups of the square pixel grid are module constants. `Group.from_matrices` makes a group of any
+The seven groups of the square pixel grid are in grid_groups.py. `Group.from_matrices` makes a group of any
 finite set of matrices; without an action on the grid it serves every layer that only looks at channels.
 """
 

@@ -120,7 +120,7 @@ def run_check(job: dict[str, Any], emit: Emit) -> None:
     x = example_input(model, None, torch.float32, setting.batch)
     assert isinstance(x, Tensor)
     device = torch.device(setting.device)
-    CHECKS.get(job["name"], check_training)(model.to(device).eval(), x.to(device), setting)
+    CHECKS[job["name"]](model.to(device).eval(), x.to(device), setting)
     emit("passed", seconds=perf_counter() - start)
 
 
@@ -164,8 +164,9 @@ def check_saving(model: nn.Module, x: Tensor, setting: Setting) -> None:
 CHECKS: dict[str, Callable[[nn.Module, Tensor, Setting], None]] = {
     "forward": check_forward,
     "save and load": check_saving,
+    **dict.fromkeys(("training step", "compiled step", "bfloat16 step", "float16 step"), check_training),
 }
-"""All others are steps of training."""
+"""What each name of `plan` runs."""
 
 
 def _require_equal(got: Tensor, expected: Tensor, what: str) -> None:

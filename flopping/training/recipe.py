@@ -164,7 +164,7 @@ class Recipe:
     crop_scale: Annotated[PositiveShare, "smallest share of the image's area that a random crop keeps"] = 0.08
     translate: Annotated[
         Annotated[int, Interval(ge=0, le=MAX_IMG_SIZE)],
-        "pixels by which images are moved at most along each axis; what comes in is the border's mirror image",
+        "pixels by which images are moved at most along each axis; filled by reflection padding",
     ] = 0
     flip: Annotated[Share, "probability of mirroring an image; skipped where mirroring changes nothing"] = 0.5
     symmetry: Annotated[

@@ -8,10 +8,9 @@ from support.at_once import at_once
 from support.measurements import ordinary
 from typer.testing import CliRunner, Result
 
-from flopping.cost.records import read
+from flopping.cost.records import RecordFile, read
 from flopping.errors import UsageError
 from flopping_cli import app
-from flopping_cli.bench import RecordFile
 
 HUGE = "99999999999999999999"
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from support.image_files import encode, make_image
 
-from flopping.data.decode import convert_image, mode_of
+from flopping.data.decode import convert_image, decode_image, mode_of
 
 RAMP = np.linspace(0, 255, 64, dtype=np.uint8).reshape(8, 8)
 """From black to white, so that an image that was clipped or inverted shows."""
@@ -64,3 +64,12 @@ def test_a_turned_photo_is_not_turned_back() -> None:
 def test_pixels_without_a_range_are_refused() -> None:
     with pytest.raises(ValueError, match="mode F"):
         convert_image(Image.fromarray(np.ones((2, 2), np.float32)), "L")
+
+
+@pytest.mark.parametrize("kind", ["eps", "ico", "tga", "pcx"])
+def test_other_formats_are_refused(kind: str) -> None:
+    """Pillow reads them. For EPS it starts another program, and it takes many a file for TGA."""
+    content = encode(make_image(0, size=(16, 16)), kind)
+    assert Image.open(io.BytesIO(content)).format == kind.upper()
+    with pytest.raises(UnidentifiedImageError):
+        decode_image(io.BytesIO(content))

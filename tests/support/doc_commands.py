@@ -116,8 +116,8 @@ def run_line(command: Command, folder: Path) -> Ran:
         make_inputs(folder, before[1:])
         # find, ls, cat: a program of the system
         given = subprocess.run(before, capture_output=True, check=True, cwd=folder).stdout
-    if words[1:2] == ["export"] and not command.place.startswith("docs/export.md"):
-        words = [word.replace(".onnx", ".pt2") for word in words]  # in less time; that page writes both
+    if words[1:2] == ["export"] and not command.place.startswith(("docs/export.md", "README.md")):
+        words = [word.replace(".onnx", ".pt2") for word in words]  # in less time; these pages write both
     if words[0] not in PROGRAMS:
         raise AssertionError(f"{command.place}: no rule for {words[0]!r} in {__file__}: {command.text}")
     ran = PROGRAMS[words[0]](folder, words, given)
