@@ -156,7 +156,7 @@ def try_precision(precision: str) -> None:
     out.float().sum().backward()
 
 
-_SIGNALS = {
+_SIGNALS: dict[int, str] = {
     signal.SIGILL: "SIGILL: the processor doesn't know an instruction that it advertises",
     signal.SIGKILL: "SIGKILL: most likely the system ran out of memory",
 }
