@@ -1,4 +1,4 @@
-"""Count parameters and FLOPs of all networks that `flopping models` lists, and store them for it (minutes).
+"""Count parameters and FLOPs of all networks that `flopping models` lists, and store them for it (three minutes).
 
     python tools/count_networks.py
 

@@ -21,7 +21,7 @@ from flopping.models.paper import Published, published
 from flopping.nn import DepthwiseConv2d
 
 STORED = ("params", "constants", "flops", "macs", "linear_params")
-"""The figures of a row that `networks.csv` holds, as tools/count_networks.py counted them; that takes minutes."""
+"""The figures of a row that `networks.csv` holds, as tools/count_networks.py counted them: it takes three minutes."""
 TOLERANCE = 0.005
 """FLOPs count as met up to this share above the paper's."""
 
