@@ -50,6 +50,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    gc.unfreeze()  # else modules written in C++ complain at the end of what nobody freed
     if SHARED in config.stash:
         config.stash[SHARED].close()
         shutil.rmtree(config.stash[SHARED].folder)

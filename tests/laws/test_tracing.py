@@ -104,16 +104,23 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-def test_inductor() -> None:
-    """The real back end, training and inference: same values, same gradients, still equivariant."""
+@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_inductor(more: bool) -> None:
+    """The real back end, training and inference: same values, same gradients, still equivariant.
+
+    A C++ compiler takes a second or more for each kernel: `make test-long` has more layers, and kernels.
+    """
     width = Layout.regular(flop, 8)
+    others = (
+        fnn.PosEmbed(width, 4),
+        fnn.TokenMix(width, 4),
+        fnn.Affine(width),  # without it a shift of all even channels would have no gradient
+        fnn.ClassToken(width),
+    )
     net = randomize_(
         fnn.Sequential(
             fnn.PatchEmbed(width, 16, 4),
-            fnn.PosEmbed(width, 4),
-            fnn.TokenMix(width, 4),
-            fnn.Affine(width),  # without it a shift of all even channels would have no gradient
-            fnn.ClassToken(width),
+            *(others if more else ()),
             fnn.TransformerBlock(width, num_heads=2),
             fnn.LayerNorm(width),
             fnn.InvariantHead(width, num_classes=3),
