@@ -194,9 +194,9 @@ def difference(
     A batch norm takes back a factor of the weight before it. So a weight with one input channel has a gradient of
     rounding errors alone; with batch norms, what is below a thousandth of the largest gradient is compared with that.
     """
-    least = max(gradient.norm() for gradient in other[1]) / 1000 if batch_norms else torch.tensor(0.0)
-    errors = [(a - b).norm() / max(b.norm(), least) for a, b in zip(one[1], other[1], strict=True)]
-    return float(torch.stack([(one[0] - other[0]).abs() / other[0].abs(), *errors]).max())
+    least = max(float(gradient.norm()) for gradient in other[1]) / 1000 if batch_norms else 0.0
+    pairs = zip([one[0], *one[1]], [other[0], *other[1]], strict=True)
+    return max(relative_error(a, b) if b.norm() >= least else float((a - b).norm()) / least for a, b in pairs)
 
 
 def prepared(name: str, *changes: str) -> tuple[Recipe, nn.Module, Tensor, Tensor]:
