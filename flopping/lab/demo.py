@@ -189,7 +189,7 @@ def _explain(console: Console, ordinary: DemoResult, equivariant: DemoResult, sh
     )
     console.print(
         "\n[bold]Speed.[/bold] Networks as small as these are mostly overhead, so half the FLOPs are not half the time."
-        ' At the paper\'s sizes they nearly are: flopping bench "E(ViT-S)" measures it.',
+        ' At the paper\'s sizes they come closer: flopping bench "E(ViT-S)" measures it.',
         highlight=False,
     )
 

@@ -393,3 +393,5 @@ class Trainer:
             self.log.say(note)
         if self.progress.step:
             self.log.say(f"Resumed after step {self.progress.step} of {self.steps}.")
+        if self.machine.compile:
+            self.log.say("The first step compiles the network, for a minute or two; --no-compile leaves that out.")
