@@ -11,7 +11,7 @@ from support.image_files import make_image
 from support.measurements import ordinary
 from support.training_runs import Launcher
 
-from flopping_cli.bench import RecordFile
+from flopping.cost.records import RecordFile
 
 SMALL = "convnext_flop_iso_test"
 FULL = "File too large. Free some space, then start again"
