@@ -15,7 +15,7 @@ from typing import Any, Literal
 import timm
 from torch import Tensor
 
-from flopping.checkpoints import octic_vits, reference_families
+from flopping.checkpoints import octic_vits, paper_code
 from flopping.checkpoints.rules import Family, Source, translate_weights
 from flopping.checkpoints.weight_files import (
     OVERWRITE,
@@ -168,7 +168,7 @@ def _unwrap(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _find_family(source: Source) -> Family:
-    for family in (*octic_vits.FAMILIES, *reference_families.FAMILIES):
+    for family in (*octic_vits.FAMILIES, *paper_code.FAMILIES):
         if any(family.mark in key for key in source):
             return family
     what = "this is no equivariant network of the reference code or of octic-vits"

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional.grid import Grid
-from flopping.models.schedule import Schedule
+from flopping.models.group_schedule import Schedule
 from flopping.nn import Module, TransformerBlock
 from flopping.nn.drop import probability
 

@@ -15,8 +15,8 @@ from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import Backbone, joint_eps, linear_or_identity, run
+from flopping.models.group_schedule import Handoffs, Schedule
 from flopping.models.initialise import check_weight_init, initialise, linear_
-from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import DepthwiseConv2d, Downsample, DropPath, LayerNorm, Mlp, Module, PatchEmbed
 from flopping.nn.activation import pointwise_function
 from flopping.nn.drop import probability

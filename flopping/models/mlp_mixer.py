@@ -11,8 +11,8 @@ from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import TokenBackbone
+from flopping.models.group_schedule import Handoffs, Schedule
 from flopping.models.initialise import check_weight_init, initialise, linear_
-from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import Affine, DropPath, Mlp, Module, Orient, OrientedBias, PatchEmbed, TokenMix
 from flopping.nn.activation import pointwise_function
 from flopping.nn.norm import add_branch, layer_scale

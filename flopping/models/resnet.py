@@ -19,8 +19,8 @@ from flopping.functional.window import AXES, mirrored_axes
 from flopping.groups import Group
 from flopping.models.backbone import Backbone, linear_or_identity
 from flopping.models.convnext import Stage
+from flopping.models.group_schedule import Handoffs, Schedule
 from flopping.models.initialise import initialise
-from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import Activation, AvgPool2d, BatchNorm, Conv2d, DropPath, MaxPool2d, Module
 from flopping.nn.activation import pointwise_function
 from flopping.nn.drop import probability

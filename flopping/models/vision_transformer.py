@@ -15,8 +15,8 @@ from flopping.functional import Pointwise
 from flopping.functional.grid import Grid, as_pair
 from flopping.groups import Group
 from flopping.models.backbone import Context, TokenBackbone, joint_eps
+from flopping.models.group_schedule import Handoffs, Schedule
 from flopping.models.initialise import check_weight_init, initialise
-from flopping.models.schedule import Handoffs, Schedule
 from flopping.nn import (
     AbsToInvariant,
     ClassToken,

@@ -19,11 +19,12 @@ from flopping.errors import RunInterruptedError, UsageError, as_usage_error
 from flopping.files import folder_lock
 from flopping.machine import deterministic_algorithms, usable_precision
 from flopping.training.checkpoint import Checkpoint, CheckpointManager, read_manifest
-from flopping.training.distributed import SharedUsageError, StopSignals, World, init_world
+from flopping.training.distributed import SharedUsageError, World, init_world
 from flopping.training.evaluate import Accuracy
 from flopping.training.job import RUN, Job, RunOptions, fingerprint
 from flopping.training.networks import describe_mismatch, identify, is_own_code
 from flopping.training.run_log import CURVES, LOG, read_log, warn
+from flopping.training.signals import StopSignals
 from flopping.training.trainer import Trainer
 
 MICRO_BATCH = {"cpu": 64, "cuda": 256}

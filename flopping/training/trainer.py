@@ -39,7 +39,7 @@ from flopping.files import suggest_fix
 from flopping.groups import trivial
 from flopping.models.weights import fit_weights
 from flopping.training.checkpoint import Checkpoint, CheckpointManager
-from flopping.training.distributed import StopSignals, World
+from flopping.training.distributed import World
 from flopping.training.evaluate import Accuracy, UnreadableImages, accuracy, pad_after_read_error, stop_on_all_ranks
 from flopping.training.job import Job, RunOptions
 from flopping.training.learner import Learner
@@ -52,6 +52,7 @@ from flopping.training.networks import (
 )
 from flopping.training.preprocessing import Preprocessing
 from flopping.training.run_log import LogInterval, Progress, RunLog, SyncInterval
+from flopping.training.signals import StopSignals
 
 MAX_STEPS_PER_SYNC = {"cpu": 1, "cuda": 10}
 """The largest number of steps between two synchronisations of the loss, for which a GPU has to be waited for."""
