@@ -188,6 +188,7 @@ def _sizes(value: Any) -> dict[int, tuple[int, int]]:
 
 def compiled_kernels(model: nn.Module, x: Tensor) -> list[Kernel]:
     """The kernels that torch's compiler makes of the blocks of a network, each kind of block compiled once."""
+    from torch._functorch import config as autograd_config
     from torch._inductor import config, metrics
     from torch._inductor.compile_fx import inductor_metrics_log
 
@@ -208,7 +209,11 @@ def compiled_kernels(model: nn.Module, x: Tensor) -> list[Kernel]:
     try:
         for kind in kinds:
             metrics.reset()
-            with torch.no_grad(), config.patch(force_disable_caches=True):
+            with (
+                torch.no_grad(),
+                config.patch(fx_graph_cache=False),  # a graph from the cache is not counted
+                autograd_config.patch(enable_autograd_cache=False),
+            ):
                 torch.compile(kind[0], dynamic=False)(*inputs[blocks.index(kind[0])])
             sizes = [4 * numbers for _, numbers in metrics.nodes_num_elem if numbers]
             for block in kind:
