@@ -15,6 +15,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from support.real_sizes import real_sizes
 from support.saved_networks import LABELS, TINY, list_files, save_network
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -24,7 +25,6 @@ from flopping.deploy import FORMATS, CheckFailedError, Exported, ExportError, ex
 from flopping.deploy.exporter import TOLERANCE, check, describe, make_images
 from flopping.errors import UsageError
 from flopping.models import VisionTransformer
-from flopping.models.zoo import ZOO
 from flopping.testing import randomize_, relative_error
 from flopping_cli import app
 
@@ -118,9 +118,9 @@ def test_reloaded_networks_agree(key: str, form: str, exports: Exports) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ZOO)
-def test_every_network_of_the_zoo(name: str, tmp_path: Path) -> None:
-    """At its real size, in all formats: each export checks itself."""
+@pytest.mark.parametrize("name", real_sizes())
+def test_networks_at_real_sizes(name: str, tmp_path: Path) -> None:
+    """In all formats: each export checks itself."""
     classifier = open_classifier(name)
     for form in FORMATS:
         assert export(classifier, tmp_path / f"a{form.suffix}").checked.difference < TOLERANCE

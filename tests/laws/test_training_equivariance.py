@@ -12,6 +12,7 @@ import timm
 import torch
 from PIL import Image
 from rich.console import Console
+from support.real_sizes import real_sizes
 from support.training_runs import call, command, image_folder
 from torch import Tensor, nn
 from torchvision.transforms import RandomHorizontalFlip
@@ -158,8 +159,8 @@ def test_compiled_training_keeps_networks_equivariant(tmp_path: Path, backend: C
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it otherwise
-@pytest.mark.parametrize("name", [*ZOO])
-def test_compiled_training_keeps_every_network_equivariant(
+@pytest.mark.parametrize("name", [*SMALL, *real_sizes()])
+def test_compiled_training_keeps_networks_equivariant_at_real_sizes(
     name: str, tmp_path: Path, backend: Callable[[str], None]
 ) -> None:
     backend("inductor" if any(size in name for size in INDUCTOR) else "aot_eager")
