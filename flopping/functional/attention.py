@@ -36,7 +36,7 @@ def attention(
 
 @operation()
 def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values `(B, H, N, D)`, or some of them: of each head all parts, one after another.
+    """Queries, keys and values `(B, H, N, D)`, or some of them. D has all parts of a head, one after another.
 
     `qkv` has three times the copies of `layout` (or as often as there are results), ordered (3, heads, copies per head)
     in each part; so each head owns an equal slice of every part.
@@ -65,7 +65,7 @@ def read_rows(table: Tensor, read: Read) -> Tensor:
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """What each token takes from each: `(B, H, N, N)`, rows of which sum to 1. `attention` itself never holds them.
+    """The attention weights `(B, H, N, N)`, whose rows sum to 1. `attention` itself does not compute them.
 
     >>> attention_weights(torch.zeros(1, 1, 2, 4), torch.ones(1, 1, 2, 4)).tolist()
     [[[[0.5, 0.5], [0.5, 0.5]]]]

@@ -40,9 +40,9 @@ def invariant_only(x: Feature) -> Feature:
 
 @operation()
 def residual(x: Feature, branch: Feature, layout: Layout, scale: Sequence[Tensor | None] | None = None) -> Feature:
-    """A branch of a layout, times a scale per copy where there is one, added to its input.
+    """x + scale * branch, with one scale per copy, or without a scale.
 
-    Only the irreps that the branch has go on.
+    The result has only the irreps that the branch has.
 
     >>> even, odd = residual((torch.ones(2), torch.ones(2)), (torch.ones(2), torch.ones(0)), Layout("flop", (2, 0)))
     >>> even.tolist(), odd.tolist()
@@ -144,10 +144,10 @@ def pointwise(x: Feature, layout: Layout, function: Pointwise, scaled: bool = Tr
 
 @operation(recompute=True)
 def gated(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) -> Feature:
-    """The first half of the copies of each irrep, through an elementwise function, times the second half.
+    """An elementwise function of the first half of the copies of each irrep, times the second half.
 
-    The product is taken in the regular basis, place by place: there the group only permutes. `layout` is that of each
-    half and of the result. `scaled` is as in `pointwise`.
+    Function and product are applied elementwise in the regular basis, where the group only permutes. `layout` is
+    that of each half and of the result. `scaled` is as in `pointwise`.
 
     >>> gated((torch.tensor([2.0, 3.0]),), Layout.regular("trivial", 1), torch.square)[0].tolist()
     [12.0]

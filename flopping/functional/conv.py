@@ -1,4 +1,4 @@
-"""Convolution of maps, at the cost that the group leaves: half of the multiply-adds for flop, a quarter for flipflop.
+"""Convolution of maps at a fraction of the multiply-adds: half for flop, a quarter for flipflop.
 
 A group maps the taps of a window onto each other. Shifted maps are added and subtracted accordingly, which gives
 maps of every irrep; what is left of the filter is one ordinary convolution per irrep. For flop and a kernel of 3 an
@@ -254,7 +254,7 @@ def _shifted_maps(part: Tensor, plan: ConvPlan) -> list[Tensor]:
 
 
 def _slice(tap: int, taps: int, stride: int, dilation: int) -> slice:
-    """Where one of the taps stands as the window moves."""
+    """The slice of places that one tap reads as the window moves."""
     behind = dilation * (taps - 1 - tap)
     return slice(dilation * tap or None, -behind or None, None if stride == 1 else stride)
 
@@ -283,7 +283,7 @@ def _convolve(x: Tensor, filters: Tensor, bias: Tensor | None, plan: ConvPlan) -
 
 
 def _fill(found: Sequence[Sequence[Tensor]], layout: Layout) -> Feature:
-    """The parts of a result from their components; what nothing was computed for is zero, or has no channels."""
+    """Assemble the parts of a result from their components; what was not computed is zero or has no channels."""
     like = next(components[0] for components in found if components)
     parts = []
     for components, m, d in zip(found, layout.multiplicities, layout.irrep_dims, strict=True):

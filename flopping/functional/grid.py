@@ -78,9 +78,9 @@ class Fold(nn.Module):
         super().__init__()
         check_square(group, grid, "fold")
         if not scaled and not group.mirrors_only:
-            raise ValueError(f"a fold without scales needs a group of mirrors, got {group}")
+            raise ValueError(f"scaled=False needs a group of mirrors, got {group}")
         if dim >= -1:
-            raise ValueError(f"dim counts from the end and has a neighbour: -2 or less, got {dim}")
+            raise ValueError(f"the axes of a grid are dim and dim + 1, from the end: dim is -2 or less, got {dim}")
         self.group, self.grid, self.dim, self.scaled = group, grid, dim, scaled
         if group.mirrors_only:
             self.mirrors = _mirrors(group, grid)

@@ -71,7 +71,7 @@ class PolynomialPlan(NamedTuple):
 
 @lru_cache
 def polynomial_plan(group: Group) -> PolynomialPlan:
-    """What begins alike is multiplied once.
+    """The plan of a group's polynomials; products that several polynomials share are computed once.
 
     >>> polynomial_plan(flop)
     PolynomialPlan(products=((1, 1),), sums=((0, 0, 0), (2, 0, 0)))

@@ -1,4 +1,4 @@
-"""How pure operations run: as they are, compiled one by one, or in training so that only their inputs are kept."""
+"""How pure operations run: eagerly, compiled one by one, or in training with recomputation from their inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compile_operations(enable: bool = True) -> None:
 
 @contextmanager
 def operations_by(compiler: Compiler | None) -> Iterator[None]:
-    """Within it, the operations run as a compiler makes them, or with None as they are."""
+    """A context in which operations are transformed by a compiler, or with None run eagerly."""
     global _compiler
     before, _compiler = _compiler, compiler
     try:
@@ -97,7 +97,7 @@ def _compile(function: Callable[..., Feature]) -> Callable[..., Feature]:
 
 
 def _is_transformed() -> bool:
-    """Whether a transform of `torch.func` or forward-mode differentiation is at work: they follow plain operators."""
+    """Whether a transform of `torch.func` or forward-mode differentiation is active: these need the plain operators."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return torch.autograd.forward_ad._current_level >= 0
@@ -115,7 +115,7 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def run(ctx: Any) -> tuple[list[Tensor], Feature]:
-        """Inputs and outputs once more, joined by a graph of their own."""
+        """Run the function again, with a separate graph from inputs to outputs."""
         twice = torch.is_grad_enabled()
         if ctx.again is None or ctx.again[0] != twice:
             saved: tuple[Tensor, ...] = ctx.saved_tensors
@@ -143,7 +143,7 @@ class Recomputed(torch.autograd.Function):
 
 @contextmanager
 def recompute_in_backward(x: Feature) -> Iterator[None]:
-    """Within it, autograd doesn't keep parts that an `operation` made: the operation runs again when they are needed.
+    """A context in which autograd doesn't store outputs of an `operation`, but recomputes them in the backward pass.
 
     So a linear layer after an activation keeps nothing: its input is recomputed from what the activation keeps.
     """

@@ -1,6 +1,6 @@
 """Pooling and upsampling of maps `(B, H, W, ...)`.
 
-Means and interpolation act on every channel for itself. A maximum is no linear map: it is taken in the regular basis.
+Means and interpolation act on each channel by itself. A maximum is not linear, so it is taken in the regular basis.
 """
 
 from __future__ import annotations

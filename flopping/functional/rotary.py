@@ -1,8 +1,8 @@
 """Rotary positions: channels of queries and keys turn in planes, by angles that grow with the place of a token.
 
-A plane that turns by the angle of an axis follows the group if the group does to the plane what it does to the angle.
-An element that keeps the coordinate of the axis keeps the plane's orientation; one that negates the coordinate
-reflects the plane. So a plane of the horizontal angle pairs, for flop, an even with an odd channel, and one of the
+The rotation of a plane by the angle of an axis is equivariant if the group acts on the plane as on the angle. An
+element that keeps the coordinate of the axis keeps the plane's orientation; one that negates the coordinate reflects
+the plane. So a plane of the horizontal angle pairs, for flop, an even with an odd channel, and one of the
 vertical angle pairs two channels of one parity.
 
 In general the two channels of a plane belong to irreps whose product is the irrep of the coordinate. Groups that swap
@@ -35,7 +35,7 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class Planes:
-    """Which channels of a head turn with which, and how fast. No data; `rotary_planes` makes it."""
+    """The pairs of channels of a head that form planes, and their frequencies. No data; made by `rotary_planes`."""
 
     partners: tuple[Run, ...]
     """The head's channels, in an order in which each stands where its partner stood; one that doesn't turn stays."""

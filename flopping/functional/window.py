@@ -1,4 +1,4 @@
-"""Sliding windows: what kernel, stride, padding and dilation read, and whether a group maps it onto itself."""
+"""Sliding windows: which places they read, and whether a group maps these places onto themselves."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def with_current_names(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     for old, new in RENAMED.items():
         if old in arguments and new in arguments:
-            raise ValueError(f"{old} is the old name of {new}: give one of them")
+            raise ValueError(f"{old} is the old name of {new}: give only one of them")
     return {RENAMED.get(name, name): value for name, value in arguments.items()}
 
 

@@ -95,7 +95,7 @@ class Backbone(Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier, for another number of classes; 0 for none."""
         if self.is_pruned and num_classes:
-            raise ValueError(f"what the head reads was pruned away, so there can't be {num_classes} classes")
+            raise ValueError(f"the layers before the head were pruned, so there can't be {num_classes} classes")
         if global_pool is not None:
             self.global_pool = self._checked_pool(global_pool)
         self.num_classes = _checked_classes(num_classes)
@@ -104,7 +104,7 @@ class Backbone(Module):
 
     @abstractmethod
     def _init_weights(self) -> None:
-        """The last step of the constructor: weights that start otherwise than their layers start by themselves."""
+        """The last step of the constructor: weights whose initialisation differs from that of their layers."""
 
     def init_weights(self) -> None:
         """Give all parameters and constants the values that the constructor gives them.
@@ -127,7 +127,7 @@ class Backbone(Module):
                 call()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Forget activations inside blocks in the forward pass and compute them again in the backward pass."""
+        """Don't store activations inside blocks; recompute them in the backward pass."""
         self.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
@@ -141,7 +141,7 @@ class Backbone(Module):
 
     @property
     def _checkpoints_layers(self) -> bool:
-        """Whether each layer computes its inside again; not where layers see to it themselves, block by block."""
+        """Whether each layer is checkpointed here; not where layers checkpoint their own blocks."""
         return self.grad_checkpointing
 
     def context(self, image: Tensor) -> Context:
@@ -154,7 +154,7 @@ class Backbone(Module):
 
     @property
     def read(self) -> Read | None:
-        """What the head reads of the last feature, where that is less than all: the last block computes no more."""
+        """What the head reads of the last feature, if not all of it: the last block computes nothing else."""
         return None
 
     def finish_read(self, x: Feature) -> Tensor:
@@ -198,7 +198,7 @@ class Backbone(Module):
         stages = self.stage_layers
         take, last = feature_take_indices(len(stages), indices)
         if stop_early and not intermediates_only and last + 1 < len(stages):
-            raise ValueError(f"stopping after {last} there are no last features: say intermediates_only=True")
+            raise ValueError(f"stop_early=True leaves out layers after index {last}: set intermediates_only=True")
         feature, context = self.embed(x), self.context(x)
         found: list[Intermediate] = []
         for i, layers in enumerate(stages[: last + 1] if stop_early else stages):
@@ -225,11 +225,11 @@ class Backbone(Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what features at the given indices don't need; returns the indices counted from the front."""
+        """Drop layers that features at the given indices don't need; return these indices as non-negative numbers."""
         count = len(self.stage_layers)
         take, last = feature_take_indices(count, indices)
         if last + 1 < count and not prune_head:
-            raise ValueError(f"after index {last} there is nothing that the head could read: say prune_head=True")
+            raise ValueError(f"after index {last} there is nothing that the head can read: set prune_head=True")
         self._prune(last + 1)
         self.layouts, self.feature_info = self.layouts[: last + 1], self.feature_info[: last + 1]
         self.is_pruned = self.is_pruned or last + 1 < count
@@ -257,9 +257,9 @@ def run(
     read: Read | None = None,
     context: Context = NO_CONTEXT,
 ) -> Feature:
-    """Layers in a row; with checkpointing, each computes its inside again for gradients.
+    """Run layers one after another; gradient checkpointing recomputes each layer in the backward pass.
 
-    With `read`, the last layer gives that of its result alone. Transformer blocks get the context.
+    With `read`, the last layer computes only what is read of its result. Transformer blocks get the context.
     """
     for number, layer in enumerate(layers, 1):
         args = (x, read) if is_given(read) and number == len(layers) else (x,)
@@ -275,7 +275,7 @@ def _checked_classes(num_classes: int) -> int:
 
 
 class TokenBackbone(Backbone):
-    """A network whose features are tokens `(B, N, ...)` all along: `blocks`, a final norm, a linear head."""
+    """A network whose features are tokens `(B, N, ...)` from first to last: `blocks`, a final norm, a linear head."""
 
     global_pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "")
     blocks: nn.ModuleList

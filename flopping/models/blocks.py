@@ -13,7 +13,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a network: what lies in a list called `blocks`, or in a `layer1` and so on of timm's ResNets.
+    """The blocks of a network: the modules of a list `blocks`, or of `layer1`, `layer2` and so on in timm's ResNets.
 
     >>> from flopping.models import ConvNeXt
     >>> len(find_blocks(ConvNeXt(depths=(1, 2), dims=(8, 16))))
@@ -27,7 +27,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def group_blocks(blocks: list[nn.Module]) -> list[list[nn.Module]]:
-    """Blocks of the same kind together: equal types, settings and shapes, layer by layer. One graph serves a kind.
+    """Group blocks by kind: equal types, settings and shapes, layer by layer. Blocks of a kind can share a graph.
 
     >>> from flopping.models import ConvNeXt
     >>> [len(kind) for kind in group_blocks(find_blocks(ConvNeXt(depths=(1, 2), dims=(8, 16))))]
@@ -55,7 +55,7 @@ def _describe(block: nn.Module) -> list[tuple[str, type, dict[str, Any], list[tu
 
 
 def allow_graphs(number: int) -> None:
-    """Let torch keep so many graphs of code that parts of a network share: it leaves those beyond 8 uncompiled."""
+    """Raise torch's limit of compiled graphs per function, which is 8; beyond it, functions run uncompiled."""
     import torch._dynamo
 
     limits = torch._dynamo.config  # by their older names, which all versions know
@@ -73,13 +73,12 @@ def compile_blocks(model: M, **options: Any) -> M:
     >>> compile_blocks(nn.Linear(2, 2))
     Traceback (most recent call last):
     ...
-    ValueError: Linear has no blocks to compile: they lie in a 'blocks', or in a Sequential 'layer1' and so on
+    ValueError: Linear has no blocks to compile: neither a list 'blocks' nor a Sequential 'layer1'
     """
     blocks = find_blocks(model)
     if not blocks:
         raise ValueError(
-            f"{type(model).__name__} has no blocks to compile: they lie in a 'blocks', or in a Sequential 'layer1' and"
-            " so on"
+            f"{type(model).__name__} has no blocks to compile: neither a list 'blocks' nor a Sequential 'layer1'"
         )
     parts = [*getattr(model, "stem_layers", ()), *blocks]
     # each kind may need graphs of its own: for training, for tests, for sizes of batches, for the last block

@@ -145,7 +145,7 @@ def _fold_activation(mlp: Mlp) -> None:
 
 
 def _scale_hidden(mlp: Mlp, before: Scales, after: Scales) -> None:
-    """Multiply what an activation gets, and what it gives."""
+    """Fold factors before and after an activation into the adjacent layers."""
     _scale_outputs(mlp.fc1, before, mlp.shift1 if isinstance(mlp, OrientedMlp) else None)
     _scale_inputs(mlp.fc2, after)
 
@@ -162,7 +162,7 @@ def _by_irrep(layer: Linear, values: nn.ParameterDict) -> Scales:
 
 
 def _scale_inputs(layer: Linear, scales: Scales, shift: Tensor | None = None) -> None:
-    """Make a layer take x for what was scale * x + shift; the shift is one of the trivial irrep."""
+    """Fold an input transform scale * x + shift into a layer; the shift is on the trivial irrep."""
     for i, (block, scale) in enumerate(zip(_blocks(layer), scales, strict=True)):
         if block is None:
             continue
@@ -175,7 +175,7 @@ def _scale_inputs(layer: Linear, scales: Scales, shift: Tensor | None = None) ->
 
 
 def _scale_outputs(layer: Linear, scales: Scales, shift: OrientedBias | None = None) -> None:
-    """Make a layer give scale * y for what was y; with the shifts that are added to y."""
+    """Fold an output scale into a layer and into the shifts that are added to its output."""
     for name, block, scale, degree in zip(layer.names, _blocks(layer), scales, layer.degrees, strict=True):
         if scale is None or block is None:
             continue

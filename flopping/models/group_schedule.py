@@ -1,4 +1,4 @@
-"""The group over the depth of a network: which blocks follow which group, and what happens in between."""
+"""The group over the depth of a network: which blocks have which group, and the hand-offs between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = (*_TO_ORDINARY, *_INVARIANTS, "abs")
 
 @dataclass(frozen=True)
 class Segment:
-    """Blocks in a row that share a group and the share of their channels that are invariant beyond the regular ones.
+    """Consecutive blocks of one group; `extra_share` is the share of invariant channels beyond the regular ones.
 
     >>> Segment(get_group("flop"), 1 / 3).layout(384)
     Layout(flop, even=256, odd=128)
@@ -39,8 +39,8 @@ class Segment:
         extra = round(dim * self.extra_share)
         if (dim - extra) % self.group.order:
             raise ValueError(
-                f"{dim} channels, of which extra_share={self.extra_share:.3g} is {extra}, leave {dim - extra}:"
-                f" {self.group} needs a multiple of {self.group.order}"
+                f"{dim} channels with extra_share={self.extra_share:.3g} have {extra} extra ones; the other"
+                f" {dim - extra} are not a multiple of {self.group.order}, the order of {self.group}"
             )
         return Layout.regular(self.group, dim, extra=extra)
 
@@ -70,7 +70,7 @@ class Schedule:
             raise ValueError(f"a network has at least one block, got {depth}")
         self.handoffs = _checked(handoffs, depth)
         if self.handoffs.get(0) == "invariant":
-            raise ValueError("an invariant hand-off stands after one block at least, got one before block 0")
+            raise ValueError("an invariant hand-off needs at least one block before it, got one before block 0")
         self.first = Segment(get_group(group), extra_share)
         segments = []
         segment = self.first
@@ -117,7 +117,7 @@ class Schedule:
 
 def _checked(handoffs: Handoffs | None, depth: int) -> dict[int, str]:
     if handoffs is not None and not isinstance(handoffs, Mapping):
-        raise TypeError(f"handoffs say what happens before which block, e.g. {{6: 'hybrid'}}, got {handoffs!r}")
+        raise TypeError(f"handoffs map a block to the hand-off before it, e.g. {{6: 'hybrid'}}, got {handoffs!r}")
     found: dict[int, str] = {}
     for key, kind in (handoffs or {}).items():
         # JSON, where configurations are kept, makes strings of numbers

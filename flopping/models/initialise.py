@@ -1,4 +1,4 @@
-"""How the networks start. The law: at construction, features have the spread that those of the ordinary network have.
+"""Initialisation. The law: at construction, features have the standard deviation of those of the ordinary network.
 
 An ordinary layer with weights of standard deviation s and d inputs gives outputs of variance d s^2. A block of an
 equivariant one has only m of the d inputs, so its weights start at s sqrt(d / m): sqrt 2 times as large for flop.
@@ -34,7 +34,7 @@ def check_weight_init(weight_init: str) -> WeightInit:
 
 @torch.no_grad()
 def initialise(model: nn.Module, weight_init: WeightInit, *, skip: nn.Module, head_dim: int) -> None:
-    """Weights of linear layers, filters, hand-offs and heads; norms, scales and embeddings start by themselves.
+    """Initialise linear layers, filters, hand-offs and heads; norms, scales and embeddings initialise themselves.
 
     `skip`, the stem, is left as it is. `head_dim` is the width that the ordinary network's head reads.
     """
@@ -77,7 +77,7 @@ def linear_(layer: fnn.Linear, weight_init: WeightInit, std: float = STD) -> Non
 
 
 def _conv_(layer: fnn.Conv2d) -> None:
-    """He's normals for the taps that go out of a place, as in timm's ResNets; wider where a block reads fewer taps."""
+    """He initialisation with mode fan-out, as in timm's ResNets; wider where a block reads fewer taps."""
     plan = layer.plan
     taps = prod(plan.window.kernel) / plan.groups
     for irrep, name in enumerate(layer.names):

@@ -19,7 +19,7 @@ from flopping.nn.norm import add_branch, layer_scale
 
 
 class OrientedMlp(Mlp):
-    """The MLP of a network that knows where its tokens lie: odd channels are shifted too, by the token's side.
+    """An MLP on tokens of a grid that also has biases on odd channels: their sign depends on the side of the token.
 
     >>> layer = OrientedMlp(Layout.regular("flop", 4), grid_size=(1, 2))
     >>> [name for name, _ in layer.named_parameters() if "shift" in name]

@@ -32,10 +32,10 @@ EXPANSION = 4
 class ResidualBlock(Module):
     """act(x + branch(x)) on maps; the branch is 3 x 3, 3 x 3, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
 
-    Behind every convolution stands a batch norm, and between them an activation. The one with a stride has a kernel of
-    `stride_kernel`: 3 for odd sizes, 2 or 4 for even ones. Where stride or width change, the shortcut is a 1 x 1
-    convolution, after a pooling with `shortcut_pool` places if that is given. `invariant_only`, for a block before an
-    invariant hand-off: the result has the trivial irrep only.
+    A batch norm follows every convolution, and activations stand between them. The convolution with a stride has a
+    kernel of `stride_kernel`: 3 for odd sizes, 2 or 4 for even ones. Where stride or width change, the shortcut is a
+    1 x 1 convolution, after a pooling with `shortcut_pool` places if that is given. With `invariant_only`, for a block
+    before an invariant hand-off, the result has the trivial irrep only.
 
     >>> layout = Layout.regular("flop", 8)
     >>> block = ResidualBlock(layout, layout, layout * 2, stride=2, bottleneck=True)
@@ -118,8 +118,8 @@ class ResNet(Backbone):
     take no `avg_down`. `handoffs` counts blocks through all
     stages; other arguments as for `VisionTransformer`.
 
-    Its kernels are odd and its strides 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225, of
-    which 113, 57, 29, 15 and 8 are left. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4
+    Kernels are odd and strides are 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225 pixels,
+    which become 113, 57, 29, 15 and 8 places. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4
     in place of 3 shortcuts have means over 2 x 2 places, and mirrored axes are multiples of all strides; the stem is
     "half", with a kernel of 4, or "small".
 
@@ -313,15 +313,15 @@ class ResNet(Backbone):
         return out
 
     def _check_size(self, size: Grid) -> None:
-        """Refuse what some layer would refuse, in terms of the image."""
+        """Refuse an image size that some layer would refuse, with a message in terms of the image."""
         step, total, offset = self.mirrored_reduction, self.reduction, 0 if self.even_sizes else 1
         for axis in mirrored_axes(self.first_group):
             if (size[axis] - offset) % step:
                 low = max((size[axis] - offset) // step, 1) * step + offset
                 other = "stride_kernel=3" if self.even_sizes else "even kernels (stem_type='half', stride_kernel=4)"
                 raise ValueError(
-                    f"ResNet: a {AXES[axis]} of {size[axis]} pixels: its strides keep {self.first_group} where it is a"
-                    f" multiple of {step}{' plus 1' * offset}, e.g. {low} or {low + step}; other sizes need {other},"
+                    f"ResNet: a {AXES[axis]} of {size[axis]} pixels: strides are equivariant to {self.first_group} for"
+                    f" a multiple of {step}{' plus 1' * offset}, e.g. {low} or {low + step}; other sizes need {other},"
                     " or group='trivial'"
                 )
         if self.pools_pairs and any(n % total for n in size):

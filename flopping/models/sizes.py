@@ -1,4 +1,4 @@
-"""The tables of networks: sizes of each architecture, crossed with the ways in which it follows a group."""
+"""The tables of networks: sizes of each architecture, and the variants (equivariant, hybrid, ...) of each size."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _small_resnets() -> Iterator[Size]:
 
 
 def _cross(model: type[Backbone], start: str, sizes: Iterable[Size], variants: tuple[Variant, ...]) -> Iterator[Entry]:
-    """Every size in every way that it has; ordinary networks only where timm has none."""
+    """Every size in all its variants; ordinary networks only where timm has none."""
     for size in sizes:
         for variant in variants:
             if (variant.sizes and size.name not in variant.sizes) or (not variant.letter and size.paper in BASELINES):

@@ -39,7 +39,7 @@ class VisionTransformer(TokenBackbone):
     `handoffs` says what happens before a block: {6: "hybrid"} is H(X) of 12 blocks, {6: "invariant"} is I(X).
     `extra_share` is the share of channels that are even beyond the equal shares: 0 for as many odd as even, 1/3
     for half as many. `norm_eps` is one number, or one for each segment between hand-offs; `norm_by_irrep` is `by_irrep`
-    of the norms. `readout` is what the class token hands to the head: "even", or "abs" for [even | |odd|].
+    of the norms. `readout` is what the head reads of the class token: "even", or "abs" for [even | |odd|].
     `weight_init="reference"` starts weights as the paper did, whatever the width of their block.
 
     `reg_tokens` are learned tokens after the class token. `use_rot_pos_emb` turns queries and keys by their places,
@@ -103,7 +103,7 @@ class VisionTransformer(TokenBackbone):
         if readout not in ("even", "abs"):
             raise ValueError(f"readout is 'even' or 'abs', got {readout!r}")
         if rope_temperature != ROPE_TEMPERATURE and not use_rot_pos_emb:
-            raise ValueError(f"rope_temperature={rope_temperature} is for rotary positions: say use_rot_pos_emb=True")
+            raise ValueError(f"rope_temperature={rope_temperature} is for rotary positions: set use_rot_pos_emb=True")
         self.dynamic_img_size = dynamic_img_size
         self.use_rot_pos_emb = use_rot_pos_emb
         first, last = schedule.first.layout(embed_dim), self.layouts[-1]

@@ -36,7 +36,7 @@ def timm_name(key: str, model: Backbone) -> str:
 def from_timm(state_dict: Mapping[str, Tensor], model: Backbone) -> StateDict:
     """timm's weights under our names and in our shapes, for a model with `group="trivial"`.
 
-    They are those of the same network: `checkpoint_filter_fn` fits other ones.
+    The weights must be those of the same network; `checkpoint_filter_fn` adapts weights of other sizes.
     """
     found = _renamed(state_dict, model)
     own = model.state_dict()
@@ -81,7 +81,7 @@ def _with_joined_gates(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def _with_axes(value: Tensor, axes: int) -> Tensor:
-    """Without axes of size 1 in front, and filters as rows, down to a number of axes."""
+    """Remove leading axes of size 1 and flatten filters to rows, until a tensor has the given number of axes."""
     while value.dim() > axes and value.shape[0] == 1:
         value = value[0]
     return value.flatten(axes - 1) if value.dim() > axes else value
@@ -143,8 +143,9 @@ def load_weights(
 def fit_weights(model: nn.Module, weights: Mapping[str, Tensor], *, new_head: bool = False) -> list[str]:
     """Load weights that were trained for another image size, number of image channels or number of classes.
 
-    Positions are interpolated, filters of the first layer are fitted, and a classifier for other classes is left as it
-    is; so is one for as many classes with `new_head`. Returns what was resized or left out, for people to read.
+    Positions are interpolated, and filters of the first layer are adapted to the number of image channels. The
+    classifier keeps its initial weights if the classes differ, or with `new_head`. Returns messages about what was
+    resized or left out.
     """
     cfg = getattr(model, "pretrained_cfg", None) or {}
     theirs = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", lambda weights, model: weights)
@@ -167,7 +168,7 @@ def fit_weights(model: nn.Module, weights: Mapping[str, Tensor], *, new_head: bo
 
 
 def checkpoint_filter_fn(state_dict: StateDict, model: nn.Module) -> StateDict:
-    """What timm calls on weights before loading them: fit them to the model where that is meant to be possible.
+    """timm calls this on weights before it loads them: it adapts them to the model.
 
     timm's own weights go into ordinary networks; positions are interpolated to the model's grid; the first layer
     is fitted to the number of image channels. All keys but the classifier's must be there, because timm, when it

@@ -61,7 +61,7 @@ def _entrypoint(entry: Entry) -> Callable[..., Backbone]:
     def create(pretrained: bool = False, **kwargs: Any) -> Backbone:
         if kwargs.get("feature_cls", "getter") != "getter":
             raise ValueError(
-                f"features of {entry.name} are taken by forward_intermediates: feature_cls is 'getter',"
+                f"features_only of {entry.name} uses forward_intermediates: feature_cls must be 'getter',"
                 f" got {kwargs['feature_cls']!r}"
             )
         out_indices = kwargs.pop("out_indices", every if stages > 1 else 3)

@@ -36,7 +36,7 @@ class Activation(Module):
 
 
 class GatedActivation(Activation):
-    """Half of the copies of each irrep, through an elementwise function, times the other half; in the regular basis.
+    """An elementwise function of one half of the copies of each irrep, times the other half; in the regular basis.
 
     With `silu` it is the gate of SwiGLU. It takes twice the copies of `layout` and gives that layout.
 
@@ -68,7 +68,7 @@ def pointwise_function(activation: str | Pointwise) -> Pointwise:
         try:
             found: Pointwise = get_act_fn(activation)
         except KeyError:
-            raise ValueError(f"no activation is called {activation!r}; e.g. 'gelu', 'quick_gelu', 'silu' are") from None
+            raise ValueError(f"no activation is called {activation!r}; known are e.g. 'gelu', 'silu'") from None
         return found
     if isinstance(activation, type) or not callable(activation):
         raise TypeError(f"an activation is a name or an elementwise function, e.g. torch.relu, got {activation!r}")

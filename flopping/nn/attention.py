@@ -113,7 +113,7 @@ class Attention(Module):
     The law: it commutes with the group's action on channels and with any permutation of the tokens. With `rope`, it
     commutes with what the group does to tokens on a grid.
 
-    Called with `read`, which selects tokens, it gives those alone: only keys and values are computed for all. With
+    Called with `read`, which selects tokens, it returns only these; keys and values are computed for all tokens. With
     `context`, keys and values are those of other tokens (cross-attention). `attn_mask`, of shape `(N, M)` or
     `(B or 1, H or 1, N, M)`, says which of M keys each of N queries sees: True for those, or numbers to add to the
     products. A mask moves with the tokens. `qk_norm` normalises every query and key over its head, as `LayerNorm` does.
@@ -189,10 +189,10 @@ class Attention(Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = _norm(self.q_norm, q), _norm(self.k_norm, k)
         if self.rope is None and is_given(grid):
-            raise ValueError(f"a grid is for rotary positions, and this attention has none, got grid {grid}")
+            raise ValueError(f"grid is for rotary positions, but this attention has none, got grid {grid}")
         if self.rope is not None:
             if is_given(context):
-                raise ValueError("rotary positions are those of the tokens of one grid: a context has none")
+                raise ValueError("rotary positions need the tokens of a grid: a context has none")
             q, k = self.rope.turn(q, grid, read), self.rope.turn(k, grid)
         return q, k, v
 
@@ -204,14 +204,14 @@ class Attention(Module):
         fits = zip(mask.shape[::-1], wanted[::-1], strict=False)
         if not torch.compiler.is_compiling() and (mask.dim() not in (2, 4) or any(n not in (1, m) for n, m in fits)):
             raise ValueError(
-                f"attn_mask has shape ({wanted[2]}, {wanted[3]}), or {wanted} with 1 where it is the same for all,"
+                f"attn_mask has shape ({wanted[2]}, {wanted[3]}), or four axes that broadcast to {wanted},"
                 f" got {tuple(mask.shape)}"
             )
         return mask
 
 
 def _norm(norm: LayerNorm, x: Tensor) -> Tensor:
-    """Each head `(B, H, N, D)` of each token for itself; heads go to the batch, so that the norm sees tokens."""
+    """Normalise each head `(B, H, N, D)` of each token; heads become part of the batch axis."""
     heads = x.shape[1]
     normed: Feature = norm(norm.in_layout.split(x.flatten(0, 1)))
     out: Tensor = norm.in_layout.merge(normed).unflatten(0, (-1, heads))

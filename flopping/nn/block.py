@@ -17,10 +17,10 @@ from flopping.nn.norm import LayerNorm, add_branch, layer_scale
 
 
 class Mlp(Module):
-    """Linear, activation, Linear, on every place for itself.
+    """Linear, activation, Linear, applied to each place by itself.
 
-    Called with `read`, the second linear map follows it, which is the same and less work. With dropout after that map
-    it is not: then `read` has to be a selection.
+    Called with `read`, it applies `read` before the second linear map, which gives the same result with less work. If
+    dropout follows the second map, `read` must be a selection of places.
 
     With `gated`, the first map has twice the hidden copies, and one half, through the function, multiplies the other:
     with `function=F.silu` it is SwiGLU, and with the trivial group timm's `GluMlp(gate_last=False)`.

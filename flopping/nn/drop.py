@@ -11,14 +11,14 @@ from flopping.nn.module import Module
 
 
 def probability(p: float) -> float:
-    """Refuse what can't be the share of values that are dropped."""
+    """Check that a drop probability is at least 0 and below 1."""
     if not 0 <= p < 1:
         raise ValueError(f"a drop probability is at least 0 and below 1, got {p}")
     return p
 
 
 class Dropout(Module):
-    """Zero single copies at random; the components of a copy share their fate.
+    """Zero single copies at random, each with all of its components.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)

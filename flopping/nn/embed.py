@@ -135,7 +135,7 @@ class PosEmbed(SymmetricModule):
             if m and functions.free:
                 self.weight[name] = nn.Parameter(torch.empty(functions.free, m, device=device, dtype=dtype))
         if not self.weight:
-            raise ValueError(f"PosEmbed: on the grid {grid} there is no position for {self.in_layout}")
+            raise ValueError(f"PosEmbed: no channel of {self.in_layout} can have positions on the grid {grid}")
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -241,7 +241,7 @@ class ClassToken(_LearnedTokens):
 
 
 class RegisterTokens(_LearnedTokens):
-    """Learned tokens that no head reads, in front of the others: room for what belongs to no place. As class tokens.
+    """Register tokens: learned tokens in front of the others that no head reads. They start and act as class tokens do.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 4)

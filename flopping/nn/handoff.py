@@ -1,4 +1,4 @@
-"""The end of an equivariant segment: hand-offs to ordinary or invariant features, a smaller group, the head.
+"""Layers that end an equivariant segment: hand-offs to ordinary or invariant features or a subgroup, and the head.
 
 The law differs from layer to layer and stands in each docstring.
 """

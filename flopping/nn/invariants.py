@@ -1,4 +1,4 @@
-"""Layers whose results the group does not change. The law: a moved feature gives the same, apart from its places."""
+"""Invariant layers. The law: moving a feature permutes the places of the result and changes nothing else."""
 
 from __future__ import annotations
 

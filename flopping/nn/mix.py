@@ -74,7 +74,7 @@ class TokenMix(Module):
 
     @property
     def _factor_of_fold(self) -> int:
-        """Fold and unfold together are this times the identity; the matrices make up for it."""
+        """The unscaled fold followed by its inverse multiplies by this factor, which the matrices take into account."""
         return 1 if self.materialised or self.fold.scaled else self.in_layout.group.order
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What all equivariant layers share: they say which layout they take and which they give."""
+"""What all equivariant layers share: an input layout and an output layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Module(nn.Module):
 
 @torch.no_grad()
 def _fill_constants(module: nn.Module, _keys: object) -> None:
-    """Fill the constants, which no state dict holds: after the meta device they have no values, or no memory."""
+    """Fill the constants, which are not in a state dict: on the meta device or after `to_empty` they have no values."""
     device = next((parameter.device for parameter in module.parameters()), None)
     for layer in module.modules():
         fill = getattr(layer, "init_non_persistent_buffers", None)

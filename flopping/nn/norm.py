@@ -37,11 +37,11 @@ class _PerCopy(Module):
 class LayerNorm(_PerCopy):
     """Mean removed within each part, one joint variance over all parts, scale per copy, shift on even.
 
-    With `invariant_only`, for a norm before a head, the variance is that of all parts, but only the trivial irrep
-    is given: only what is read is computed, and every parameter gets a gradient.
+    With `invariant_only`, for a norm before a head, the variance is that of all parts, but the result has only the
+    trivial irrep. So nothing superfluous is computed, and every parameter gets a gradient.
 
     With `by_irrep` the variance is the mean of the irreps' own variances, so a 2-dimensional irrep counts like a
-    1-dimensional one, not four times as much. Weights can't absorb the difference, and octic-vits was trained so.
+    1-dimensional one, not four times as much. octic-vits was trained so, and weights can't absorb the difference.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)
@@ -141,7 +141,7 @@ class LayerScale(_PerCopy):
 
 
 def layer_scale(layout: Layout, init_values: float | None, *, device: Device = None, dtype: Dtype = None) -> nn.Module:
-    """A layer scale, or nothing where its start is None or 0, from which it would never leave.
+    """A layer scale, or the identity if its initial value is None or 0.
 
     >>> layer_scale(Layout.regular("flop", 4), None)
     Identity()

@@ -1,8 +1,8 @@
-"""Layers that know where the mirror line of an image is: shifts and sums oriented by the side a token lies on.
+"""Layers that use the position of a token relative to the mirror axis: biases and sums that depend on its side.
 
-On the left of the middle line an odd channel means one thing, on the right its opposite. Times the side (+1 or -1)
-it is as good as an even channel. For a group of several mirrors, every irrep has its own pattern of signs. The side of
-an irrep of dimension d is a d x d matrix.
+The side of a token is +1 on the left of the axis, -1 on the right, and 0 on it. A mirror negates both an odd channel
+and the side, so their product is even. For a group of several mirrors, every irrep has its own pattern of signs. The
+side of an irrep of dimension d is a d x d matrix.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ class OrientedBias(_Oriented):
 
 
 class Orient(_Oriented):
-    """Every token seen from its own side: all parts times their sides, summed. The result is invariant.
+    """Multiply all parts of a token by their sides and add them. The result is invariant.
 
     For flop: (even + odd)/sqrt 2 on the left, (even - odd)/sqrt 2 on the right. In general it is the value of the
     regular basis for the element that leads to the token, or the mean of those for all such elements. Extra invariant
-    channels stay. So the head of a network may read odd channels too, although the head itself only takes even ones.
+    channels stay. So a head, which takes even channels only, can also use the information in odd channels.
 
     >>> from flopping import flop
     >>> layer = Orient(Layout(flop, (3, 1)), grid_size=(1, 2))

@@ -1,4 +1,4 @@
-"""What position embeddings and depthwise filters share: parameters that are free values of functions on a grid."""
+"""The base of position embeddings and depthwise filters: parameters are free values of functions on a grid."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SymmetricModule(Module):
                 getattr(self, f"matrix_{name}").copy_(functions.matrix)
 
     def _irrep_of(self, name: str) -> str:
-        """The irrep that functions follow whose free values have a name."""
+        """The irrep of the functions whose free values are the parameter of this name."""
         return name
 
     def _functions(self, name: str) -> Tensor:

@@ -169,7 +169,7 @@ REFUSED = {
     "share": (lambda: TINY["vit"](extra_share=1.5), "between 0 and 1, got 1.5"),
     "uneven share": (
         lambda: TINY["vit"](extra_share=0.3),
-        "16 channels, of which extra_share=0.3 is 5, leave 11: flop needs a multiple of 2",
+        "extra_share=0.3 have 5 extra ones; the other 11 are not a multiple of 2, the order of flop",
     ),
     "rotation of tokens": (
         lambda: TINY["resmlp"](group="octic", img_size=(32, 16)),

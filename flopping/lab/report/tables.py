@@ -25,16 +25,17 @@ from flopping.machine import Machine
 NOISY = 0.05
 """A quiet machine repeats a matrix product more closely than this; above it, a note warns."""
 MEANING = (
-    "X is an ordinary network; E(X), H(X) and I(X) are its equivariant, hybrid and invariant twins. Speed-up is"
-    " throughput over that of X, round by round in the same run, so not quite the quotient of the columns, with a 95 %"
-    " confidence interval; FLOPs X/E is how many times fewer. Efficiency is speed-up divided by FLOPs X/E: 1 if the"
-    " clock saves all that the count saves.",
-    "Networks of a run take turns. Times are per batch, and IQR is their inter-quartile range; parameters in millions,"
-    " FLOPs (paper's convention) in G per image, peak memory in MB of 10^6 bytes: on a GPU the allocator's, on a CPU"
-    " what a network holds and by how much the resident set grows while it runs. Compile s is from an empty cache."
-    " The interval covers the noise within a run.",
-    "Only ratios within one run are comparable: machines, days and settings differ. The paper's columns are of one"
-    " A100-40GB at batch 64, compiled, in mixed precision.",
+    "X is an ordinary network; E(X), H(X) and I(X) are its equivariant, hybrid and invariant counterparts. Speed-up"
+    " is the median over rounds of the throughput relative to X in the same round, so it is not exactly the quotient"
+    " of the im/s columns. In brackets is its 95 % confidence interval, which covers the noise within a run. FLOPs X/E"
+    " is the FLOPs of X divided by those of the network. Efficiency is speed-up divided by FLOPs X/E: 1 if the saving"
+    " in time equals the saving in FLOPs.",
+    "The networks of a run are timed in turn. Times are per batch, and IQR is their inter-quartile range. Parameters"
+    " are in millions, FLOPs (the paper's convention) in G per image, and peak memory in MB of 10^6 bytes. On a GPU,"
+    " memory is that of torch's allocator. On a CPU, it is what a network holds plus the growth of the resident set"
+    " while it runs. Compile s is measured with an empty cache.",
+    "Only ratios within one run are comparable: machines, days and settings differ. The paper's columns were measured"
+    " on one A100-40GB at batch 64, compiled, in mixed precision.",
 )
 """What the columns mean, whatever was measured."""
 
@@ -182,15 +183,15 @@ def _how(rows: Sequence[Row]) -> str:
     rounds, warmup = span([len(r.seconds) for r in timed], "{:.0f}"), span([r.warmup for r in timed], "{:.0f}")
     text = f"Medians of {rounds} rounds after {warmup} runs to warm up; input {sizes}."
     if records[0].setting.task == "training":
-        text += " FLOPs are of a training step: forward and backward."
+        text += " FLOPs are those of a training step, forward and backward."
     if records[0].setting.batch == 1:
-        text += " ms are the latency of one image."
+        text += " The time is the latency of one image."
     noise = [r.noise for r in records if r.noise is not None]
     if noise:
         text += f" Noise: a fixed matrix product, timed in every round, had an IQR of {span(noise, '{:.1%}')}"
         text += " of its median."
     if noise and max(noise) > NOISY:
-        text += f" The machine was busy (more than {NOISY:.0%}): distrust differences that are smaller than the noise."
+        text += f" The machine was busy (more than {NOISY:.0%}): differences below the noise are not significant."
     return text
 
 

@@ -68,9 +68,9 @@ class Conv2d(Module):
             if shape[0] and shape[1]:
                 self.weight[name] = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         if not self.weight:
-            raise ValueError(f"no filter of {window.kernel} taps leads from {source} to {out_layout}")
+            raise ValueError(f"no filter of {window.kernel} taps maps {source} to {out_layout}")
         if bias and self.names[0] not in self.weight:
-            raise ValueError(f"a bias needs {self.names[0]} channels that read something, got {source} -> {out_layout}")
+            raise ValueError(f"a bias needs {self.names[0]} channels with inputs, got {source} -> {out_layout}")
         width = out_layout.multiplicities[0]
         self.bias = nn.Parameter(torch.empty(width, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
