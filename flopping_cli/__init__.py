@@ -61,7 +61,7 @@ def demo(
     from flopping.lab.demo import demo as run
 
     with train.report_end(Console(stderr=True), Path(output), again="the same command"):
-        run(Console(), Path(output), progress=progress_console(quiet))
+        run(Console(), progress_console(quiet), Path(output))
 
 
 with suppress(ValueError):

@@ -8,7 +8,6 @@ import sys
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +25,6 @@ from flopping_cli.common import (
     print_json,
     progress_console,
     say,
-    show_status,
     stopped,
 )
 from flopping_cli.report import Wide, print_table
@@ -143,7 +141,7 @@ def networks(
     from importlib.metadata import version
 
     from flopping.cost.protocol import CPU_PROTOCOL, PAPER_PROTOCOL, group_by_baseline, paper_networks, plan_records
-    from flopping.cost.records import EXPORTED, RecordFile, Setting, is_measured, to_line
+    from flopping.cost.records import EXPORTED, TASKS, RecordFile, Setting, is_measured, to_line
     from flopping.deploy.exporter import require_onnx
     from flopping.errors import UsageError, pluralize
     from flopping.lab.bench.goals import goals as all_goals
@@ -159,23 +157,23 @@ def networks(
         )
     if budget is not None and models:
         raise UsageError(f"--budget is for --paper or --goals, got --budget {budget:g} and names of networks")
-    if train and Mode.frozen in (mode or ()):
+    modes = list(dict.fromkeys(each.value for each in mode or [Mode.compiled]))
+    dtypes = list(dict.fromkeys(each.value for each in dtype or ()))
+    exported = EXPORTED in modes
+    if train and "compiled-frozen" in modes:
         raise UsageError("compiled-frozen makes constants of the weights, so it can't train: use another mode")
-    only_exported = {*(mode or ())} == {Mode.exported} and device == "auto"
-    on = "cpu" if goals or only_exported else str(resolve_device(device))
-    if Mode.graph in (mode or ()) and not on.startswith("cuda"):
+    on = "cpu" if goals or (modes == [EXPORTED] and device == "auto") else str(resolve_device(device))
+    if "reduce-overhead" in modes and not on.startswith("cuda"):
         raise UsageError(f"reduce-overhead launches CUDA graphs, and the device is {on}: use another mode")
+    if goals or exported:
+        require_onnx()
+    if exported and (train or on != "cpu" or {*dtypes} - {"float32"}):
+        raise UsageError("exported networks run in ONNX Runtime: inference on the CPU in float32, nothing else")
     shared: dict[str, Any] = {
-        "machine": this_machine(on),
+        "machine": this_machine(on, others={"onnxruntime": version("onnxruntime")} if exported else None),
         "command": shlex.join(["flopping", *sys.argv[1:]]),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    if goals or Mode.exported in (mode or ()):
-        require_onnx()
-    if Mode.exported in (mode or ()):
-        if train or on != "cpu" or {*(dtype or ())} - {Precision.float32}:
-            raise UsageError("exported networks run in ONNX Runtime: inference on the CPU in float32, nothing else")
-        shared["machine"] = this_machine(on, others={"onnxruntime": version("onnxruntime")})
     protocol = PAPER_PROTOCOL if on.startswith("cuda") else CPU_PROTOCOL
     protocol = replace(
         protocol,
@@ -192,11 +190,9 @@ def networks(
         groups = [goal.plan(**shared) for goal in all_goals()]
     else:
         settings = [
-            Setting(
-                m.value, "training" if train else "inference", on, d.value, protocol.batch, threads or usable_cores()
-            )
-            for m in dict.fromkeys(mode or [Mode.compiled])
-            for d in dict.fromkeys(dtype or [Precision(protocol.dtype)])
+            Setting(each, TASKS[train], on, precision, protocol.batch, threads or usable_cores())
+            for each in modes
+            for precision in dtypes or [protocol.dtype]
         ]
         chosen = plan_records(models or paper_networks(), settings, baseline, own, **shared)
         groups = group_by_baseline(chosen) if paper else [chosen]
@@ -257,8 +253,6 @@ def layers(
     only: Annotated[
         list[str] | None, typer.Argument(help="Layers by the beginning of their names; by default all.")
     ] = None,
-    width: Annotated[int, typer.Option(max=2**16, help="Channels; heads have 64.")] = 768,
-    group: Annotated[str, typer.Option(help="The group of the equivariant layers.")] = "flop",
     threads: Annotated[int, typer.Option(min=1, max=4096, help="CPU threads.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of interleaved runs.")] = 50,
     json: Json = False,
@@ -270,20 +264,17 @@ def layers(
     """
     import torch
 
-    from flopping.groups import get_group
     from flopping.lab.bench.bench_layers import MODES, bench_layers, caption
 
     torch.set_num_threads(threads)
     with Progress(console=progress_console(quiet), transient=True) as bar:
-        chosen = get_group(group)
         task = bar.add_task(", then ".join(MODES), total=len(MODES) * repeats)
-        report = partial(bar.advance, task)
-        results = list(bench_layers(width, chosen, repeats=repeats, progress=report, only=only or ()))
+        results = list(bench_layers(only or (), repeats, progress=lambda: bar.advance(task)))
     if json:
         print_json({**asdict(r), "met": r.met} for r in results)
         return
     columns = "name", "mode", "ordinary ms", "equivariant ms", "speed-up", "goal", ""
-    table = Table(*columns, caption=caption(width, repeats), caption_justify="left")
+    table = Table(*columns, caption=caption(repeats), caption_justify="left")
     for r in results:
         times = f"{r.ordinary_ms:.2f}", f"{r.equivariant_ms:.2f}", f"{r.speedup:.2f} [{r.low:.2f}, {r.high:.2f}]"
         table.add_row(r.name, r.mode, *times, "" if r.goal is None else f"{r.goal:.2f}", MARKS[r.met])
@@ -348,7 +339,7 @@ def launches(
     """
     from flopping.lab.bench.launches import count_launches
 
-    with show_status("Counting", quiet):
+    with progress_console(quiet).status("Counting"):
         rows = [row for name in models or ["E(ViT-S)"] for row in count_launches(name, batch, compile)]
     if json:
         print_json(row._asdict() for row in rows)

@@ -16,7 +16,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -188,6 +187,17 @@ app = typer.Typer(
 )
 
 
+Network = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A run, one of its checkpoints, a folder that timm's models save, a model by its registered name or the"
+        ' paper\'s ("E(ViT-S)"), or FILE.py:ATTRIBUTE.',
+    ),
+]
+ImgSize = Annotated[
+    int | None, typer.Option(min=1, max=8192, help="Size of images, for networks by name; by default their own.")
+]
 OwnCode = Annotated[
     str | None,
     typer.Option(
@@ -214,11 +224,6 @@ def print_json(rows: Iterable[Mapping[str, object]]) -> None:
 def progress_console(quiet: bool) -> Console:
     """The console for progress, on standard error; standard output is for results."""
     return Console(stderr=True, quiet=quiet)
-
-
-def show_status(text: str, quiet: bool) -> Status:
-    """A spinner, for work whose steps are not counted; importing torch is a part of it."""
-    return progress_console(quiet).status(text)
 
 
 def say(text: str | Text, console: Console | None = None) -> None:

@@ -16,7 +16,9 @@ from rich.text import Text
 from flopping_cli.common import (
     Average,
     Force,
+    ImgSize,
     Json,
+    Network,
     OwnCode,
     Quiet,
     app,
@@ -102,13 +104,7 @@ CAPTION = (
 
 @app.command()
 def probe(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A run, one of its checkpoints, a folder that timm's models save, a name, or FILE.py:ATTRIBUTE.",
-        ),
-    ],
+    target: Network,
     data: Annotated[
         str,
         typer.Argument(
@@ -130,9 +126,7 @@ def probe(
     ] = None,
     average: Average = False,
     code: OwnCode = None,
-    img_size: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Size of images, for models by name that take one size.")
-    ] = None,
+    img_size: ImgSize = None,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Images at a time.")] = 32,
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Which images and which places in them are chosen.")

@@ -15,33 +15,29 @@ from flopping_cli.common import (
     Average,
     Commands,
     Force,
+    ImgSize,
     Json,
+    Network,
     OwnCode,
     Quiet,
     app,
     print_json,
     progress_console,
     say,
-    show_status,
 )
 from flopping_cli.train import name_network
 
 
 @app.command()
 def export(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help='A run, a checkpoint, the paper\'s name ("E(ViT-S)"), a registered name, FILE.py:ATTRIBUTE.'
-        ),
-    ],
+    model: Network,
     output: Annotated[
         str, typer.Option("-o", "--output", help="A file that ends in .pt2 or .onnx, or a folder: no suffix, or a /.")
     ],
     batch: Annotated[
         int | None, typer.Option(min=1, help="Take this many images at a time and no others; any number by default.")
     ] = None,
-    img_size: Annotated[int | None, typer.Option(min=1, max=8192, help="Size of images, for a model by name.")] = None,
+    img_size: ImgSize = None,
     opset: Annotated[int | None, typer.Option(help="Version of ONNX's operators, 18 to 23; 20 by default.")] = None,
     average: Average = False,
     code: OwnCode = None,
@@ -131,7 +127,7 @@ def convert_reference(
 
     Example: flopping convert reference vit_s.pth -o vit_s
     """
-    with show_status("Converting", quiet):
+    with progress_console(quiet).status("Converting"):
         from flopping.checkpoints import convert_reference as run
 
         made = run(

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Json, Quiet, app, print_json, show_status
+from flopping_cli.common import Json, Quiet, app, print_json, progress_console
 
 if TYPE_CHECKING:
     from flopping.training.recipe import Recipe
@@ -31,7 +31,7 @@ def models(
 
     Examples: flopping models; flopping models "E(*)" --wide; flopping models --group octic --json
     """
-    with show_status("Reading figures", quiet):
+    with progress_console(quiet).status("Reading figures"):
         from flopping.cost.overview import describe_columns, first_group, match_names, network_row
         from flopping.errors import UsageError
         from flopping.groups import get_group, grid_groups
@@ -92,7 +92,7 @@ def recipes(
     Examples: flopping recipes; flopping recipes deit3_base; flopping recipes mine.yaml lr=1e-3 epochs=100;
     flopping recipes --fields
     """
-    with show_status("Reading recipes", quiet):
+    with progress_console(quiet).status("Reading recipes"):
         from flopping.errors import UsageError
         from flopping.training.recipe import documentation, load, names, text_of
 
@@ -131,10 +131,6 @@ def _accuracies(recipe: Recipe) -> str:
     """X 83.1, E 82.2: twins of the recipe's own network by their letters, others by their names."""
     from flopping.models.paper import ordinary_name, results, split_name
 
-    def short(name: str) -> str:
-        ordinary = ordinary_name(name)
-        if name not in results() or ordinary != ordinary_name(recipe.model):
-            return name
-        return split_name(name)[1]
-
-    return ", ".join(f"{short(name)} {top1:.1f}" for name, top1 in recipe.about.expected.items())
+    own = ordinary_name(recipe.model)
+    letters = {name: split_name(name)[1] for name in results() if ordinary_name(name) == own}
+    return ", ".join(f"{letters.get(name, name)} {top1:.1f}" for name, top1 in recipe.about.expected.items())

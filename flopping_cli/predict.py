@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from flopping_cli.common import CTRL_C, Average, Json, OwnCode, Quiet, app, print_json, say
+from flopping_cli.common import CTRL_C, Average, ImgSize, Json, Network, OwnCode, Quiet, app, print_json, say
 from flopping_cli.train import Device, TestGroup, name_element, name_network
 
 if TYPE_CHECKING:
@@ -38,14 +38,7 @@ class Format(str, Enum):
 
 @app.command()
 def predict(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL_OR_CHECKPOINT",
-            help="A run, one of its checkpoints, a folder that timm's models save, a model by its registered name or"
-            " the paper's, or FILE.py:ATTRIBUTE.",
-        ),
-    ],
+    target: Network,
     images: Annotated[
         list[str],
         typer.Argument(
@@ -66,9 +59,7 @@ def predict(
     group: TestGroup = None,
     average: Average = False,
     code: OwnCode = None,
-    img_size: Annotated[
-        int | None, typer.Option(min=1, max=8192, help="Another size of images, for networks that are no checkpoint.")
-    ] = None,
+    img_size: ImgSize = None,
     batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images at a time.")] = 32,
     device: Device = "auto",
     max_pixels: Annotated[
@@ -179,14 +170,10 @@ class _Results:
             changes = ((str(each.same).lower(), each.label, each.difference) for each in prediction.moved.values())
             change = tuple(chain.from_iterable(changes))
             writer.writerows((prediction.name, rank, *one, *change) for rank, one in enumerate(classes, 1))
-            self._write(text.getvalue())
+            # at once; names of files that are no UTF-8 keep their bytes
+            sys.stdout.buffer.write(text.getvalue().encode("utf-8", "surrogateescape"))
+            sys.stdout.buffer.flush()
         self.count += 1
-
-    @staticmethod
-    def _write(text: str) -> None:
-        """Write to standard output, at once; names of files that are no UTF-8 keep their bytes."""
-        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        sys.stdout.buffer.flush()
 
     def finish(self, quiet: bool) -> None:
         """Print the table, and what each element changes: beside a table it is a result, beside rows a note."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flopping_cli.common import Force, Json, Quiet, app, print_json, show_status
+from flopping_cli.common import Force, Json, Quiet, app, print_json, progress_console
 
 if TYPE_CHECKING:
     from flopping.cost.records import Record
@@ -41,7 +41,7 @@ def report(
         raise UsageError(f"--json prints, and -o {output} writes a page: choose one of them")
     if output is None and force:
         raise UsageError("--force is for the page that -o names")
-    with show_status("Reading", quiet):
+    with progress_console(quiet).status("Reading"):
         from flopping.cost.records import read
         from flopping.lab.report.comparison import compare
 
@@ -60,7 +60,7 @@ def report(
     require_matplotlib()
     require_output(output, ".md", force)
     require_writable(output.with_suffix(".png"), force)
-    with show_status("Drawing", quiet):
+    with progress_console(quiet).status("Drawing"):
         write_page(compare(records), output)
     typer.echo(f"The report is {output}")
 

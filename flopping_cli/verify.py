@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from flopping_cli.common import Json, Quiet, app, print_json, say, show_status
+from flopping_cli.common import ImgSize, Json, Quiet, app, print_json, progress_console, say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,9 +40,7 @@ def verify(
     group: Annotated[
         str | None, typer.Option(help="Check this group, by default the one the network declares.")
     ] = None,
-    img_size: Annotated[
-        int | None, typer.Option(min=1, max=8192, help="Size of the test image, where the network doesn't say.")
-    ] = None,
+    img_size: ImgSize = None,
     dtype: Annotated[DType, typer.Option(help="Precision of weights and image.")] = DType.float32,
     tol: Annotated[float | None, typer.Option(min=0.0, help="Largest relative error that passes.")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Keep the weights; else all get random values.")] = False,
@@ -68,7 +66,7 @@ def verify(
     if tol is not None and not isfinite(tol):
         raise UsageError(f"--tol is a number of 0 or more, got {tol}")
     precision = getattr(torch, dtype.value)
-    with show_status("Checking", quiet):
+    with progress_console(quiet).status("Checking"):
         checked = None if group is None else get_group(group)
         if checked is not None and len(checked.elements) == 1:
             raise UsageError(f"--group {group} moves nothing, so there is nothing to check: name another group")
@@ -131,18 +129,6 @@ def _print_rows(rows: list[Row], broken: Row | None, total: int, caption: str) -
         console.print(f"No layer breaks; {len(rows)} of {total} shown{more}.{whole}")
 
 
-@dataclass(frozen=True)
-class Counted:
-    """A layer with all that is inside it; the last row is the whole network, without a name."""
-
-    name: str
-    layer: str
-    depth: int
-    macs: float
-    flops: float
-    share: float
-
-
 @app.command()
 def count(
     target: Annotated[
@@ -157,9 +143,7 @@ def count(
     ] = None,
     train: Annotated[bool, typer.Option("--train", help="A training step: forward and backward pass.")] = False,
     batch: Annotated[int, typer.Option(min=1, max=2**20, help="Images that share the work on weights.")] = 1,
-    img_size: Annotated[
-        int | None, typer.Option(min=1, max=8192, help="Size of the image, by default the network's.")
-    ] = None,
+    img_size: ImgSize = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -167,20 +151,31 @@ def count(
 
     Examples: flopping count "E(ViT-S)"; flopping count "E(ViT-S)" --train --batch 64; flopping count my_net.py:build
     """
-    with show_status("Counting", quiet):
+    with progress_console(quiet).status("Counting"):
         model, counted, shape = _count(target, img_size, batch, train)
         ordinary = _ordinary_name(target)
         beside = None if ordinary is None else _count(ordinary, img_size, batch, train)[1]
-    rows = _rows(model, counted)
+    found = {"": counted, **counted.layers}
+    rows: list[dict[str, Any]] = [  # layers that did something
+        {
+            "name": name,
+            "layer": type(module).__name__,
+            "depth": name.count(".") + 1 if name else 0,
+            "macs": found[name].macs,
+            "flops": found[name].flops,
+            "share": found[name].flops / counted.flops if name else 1.0,
+        }
+        for name, module in model.named_modules()
+        if name in found
+    ]
+    whole, *rows = rows
     deepest = depth if depth is not None or json else 2
-    shown = [row for row in rows if deepest is None or row.depth <= deepest]
-    whole = Counted("", type(model).__name__, 0, counted.macs, counted.flops, 1.0)
+    shown = [row for row in rows if deepest is None or row["depth"] <= deepest]
     if json:
-        x: dict[str, object] = {}
         if beside is not None:
-            x = {"ordinary": ordinary, "ordinary_macs": beside.macs, "ordinary_flops": beside.flops}
-            x["ratio"] = counted.flops / beside.flops
-        print_json([*map(asdict, shown), {**asdict(whole), **x}])
+            whole |= {"ordinary": ordinary, "ordinary_macs": beside.macs, "ordinary_flops": beside.flops}
+            whole["ratio"] = counted.flops / beside.flops
+        print_json([*shown, whole])
         return
     step = "A training step" if train else "A forward pass"
     caption = (
@@ -194,10 +189,10 @@ def count(
     for row in (*shown, whole):
         if row is whole:
             table.add_section()
-        figures = f"{row.macs / 1e6:,.2f}", f"{row.flops / 1e6:,.2f}", f"{row.share:.1%}"
-        table.add_row(row.name or "total", row.layer, *figures)
+        figures = f"{row['macs'] / 1e6:,.2f}", f"{row['flops'] / 1e6:,.2f}", f"{row['share']:.1%}"
+        table.add_row(row["name"] or "total", row["layer"], *figures)
     console = Console()
-    longest = max((len(row.name) + len(row.layer) for row in shown), default=0)
+    longest = max((len(row["name"] + row["layer"]) for row in shown), default=0)
     console.width = max(console.width, longest + 50)  # names are never cut
     console.print(table)
     if beside is not None:
@@ -234,13 +229,3 @@ def _ordinary_name(target: str) -> str | None:
 
     twin = None if ":" in target else ordinary_twin(registered_name(target))
     return None if twin is None else names_in_paper()[twin]
-
-
-def _rows(model: nn.Module, counted: Count) -> list[Counted]:
-    """Layers that did something, in the order of the network."""
-    found = ((name, module, counted.layers.get(name)) for name, module in model.named_modules())
-    return [
-        Counted(name, type(module).__name__, name.count(".") + 1, layer.macs, layer.flops, layer.flops / counted.flops)
-        for name, module, layer in found
-        if layer is not None
-    ]

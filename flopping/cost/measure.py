@@ -112,7 +112,7 @@ class Session:
     def measure(self, group: Sequence[Record]) -> None:
         """Fill in records that `plan_records` made."""
         with tempfile.TemporaryDirectory(prefix="flopping-bench-", ignore_cleanup_errors=True) as empty:
-            self.environment = {CACHE: empty if self.cache is None else os.path.realpath(self.cache)}
+            self.folder = Path(empty)
             self._measure(group)
 
     def _measure(self, group: Sequence[Record]) -> None:
@@ -122,12 +122,8 @@ class Session:
         self.rounds: list[dict[str, float]] = []
         interrupted = True
         try:
-            for number, (key, record) in enumerate(self.records.items()):
-                self.progress(f"compiling, measuring memory of {record.name}", number / len(group) / 2)
-                problem = precision_problem(record.setting.dtype, torch.device(record.setting.device))
-                if problem is not None:
-                    self.problems[key] = problem
-                self._measure_memory(key)
+            for key in self.records:
+                self._prepare(key)
             self._measure_time()
             interrupted = False
         finally:
@@ -137,13 +133,19 @@ class Session:
                     if not seconds and record.memory is None:
                         continue
                     self.problems[key] = f"interrupted after {pluralize(len(seconds), 'round')}"
-                noise = Timing(tuple(times[NOISE] for times in self.rounds)).spread if seconds else None
+                products = tuple(times[NOISE] for times in self.rounds if NOISE in times)
+                noise = Timing(products).spread if seconds and products else None
                 problem = self.problems.get(key, record.problem)
                 self.sink(replace(record, seconds=seconds, noise=noise, problem=problem))
 
-    def _measure_memory(self, key: str) -> None:
+    def _prepare(self, key: str) -> None:
         """Size, FLOPs, compile time and memory, in a process of its own; what cannot run is only described."""
-        runs = key not in self.problems
+        record = self.records[key]
+        self.progress(f"compiling, measuring memory of {record.name}", int(key) / len(self.records) / 2)
+        problem = precision_problem(record.setting.dtype, torch.device(record.setting.device))
+        if problem is not None:
+            self.problems[key] = problem
+        runs = problem is None
         with self._start("memory", [key], runs=runs) as child:
             for event in child.events():
                 if event.pop("event") == "memory":
@@ -178,4 +180,4 @@ class Session:
     def _start(self, job: str, keys: Sequence[str], **more: Any) -> ChildProcess:
         records = {key: self.records[key] for key in keys}
         cases = [{"key": key, "model": r.model, "setting": asdict(r.setting)} for key, r in records.items()]
-        return ChildProcess({"job": job, "cases": cases, **more}, self.environment)
+        return ChildProcess({"job": job, "cases": cases, **more}, {CACHE: os.path.realpath(self.cache or self.folder)})

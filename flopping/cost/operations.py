@@ -105,12 +105,8 @@ def _linear(x: Tensor, weight: Tensor, *_: Any, out_val: Tensor) -> Cost:
 
 
 def _product(*args: Any, out_val: Tensor, **_: Any) -> Cost:
-    """[a term,] left and right."""
+    """[a term,] left and right, of matrices or vectors."""
     return Cost(out_val.numel() * args[-2].shape[-1], 0)
-
-
-def _product_with_vector(left: Tensor, *_: Any, out_val: Tensor) -> Cost:
-    return Cost(left.numel(), 0)
 
 
 def _convolution(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor) -> Cost:
@@ -179,8 +175,7 @@ def _antialiased(reach: int, backward: bool = False) -> Price:
 
 RULES: dict[str, Price] = {
     "linear": _linear,
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
-    **dict.fromkeys(("mv", "dot"), _product_with_vector),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "mv", "dot"), _product),
     **dict.fromkeys(("convolution", "_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
     "scaled_dot_product_attention": _attention,

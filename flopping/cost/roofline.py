@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import timm
 import torch
@@ -13,7 +12,6 @@ from flopping.cost.meta import build_on_meta
 from flopping.cost.traffic import Kernel, trace_forward
 from flopping.models import registered_name
 from flopping.models.fuse import fuse
-from flopping.models.paper import results
 
 BATCH, BYTES = 64, 2
 """The paper's batch; a number in half precision."""
@@ -40,38 +38,9 @@ class Device:
         return sum(max(k.macs / rate, k.bytes / self.bytes) for k, rate in zip(kernels, rates, strict=True))
 
 
-DATA_SHEET = Device(156e12, 1.555e12, 156e12)
-"""An A100 with 40 GB of memory, half precision."""
 A100 = Device(1.24e14, 6.43e11, 9.67e12)
-"""The same as the paper's ordinary networks see it: `calibrate_on_paper` gives this."""
-
-
-def calibrate(networks: Mapping[str, Sequence[Kernel]], seconds: Mapping[str, float]) -> Device:
-    """The device on which networks take the given seconds: the least squares of relative errors.
-
-    Each of its three numbers is changed in turn, by ever smaller factors, as long as that helps.
-    """
-    # equal kernels are looked at once
-    counts = {name: Counter(replace(k, block=None) for k in kernels) for name, kernels in networks.items()}
-
-    def error(device: Device) -> float:
-        found = {name: sum(n * device.seconds([k]) for k, n in kinds.items()) for name, kinds in counts.items()}
-        return sum((found[name] / seconds[name] - 1) ** 2 for name in networks)
-
-    best, step = DATA_SHEET, 16.0  # small steps change nothing where other kernels are the limit
-    while step > 1.002:
-        values = astuple(best)
-        tried = [
-            Device(*(value * factor if i == j else value for j, value in enumerate(values)))
-            for i in range(len(values))
-            for factor in (step, 1 / step)
-        ]
-        better = min(tried, key=error)
-        if error(better) < error(best):
-            best = better
-        else:
-            step **= 0.5
-    return best
+"""An A100 with 40 GB of memory, half precision, as the paper's ordinary networks see it: with these rates they take the
+times that the paper measured, by least squares of relative errors (tests/cost/test_traffic.py)."""
 
 
 def paper_kernels(name: str, ours: bool = False) -> list[Kernel]:
@@ -83,12 +52,6 @@ def paper_kernels(name: str, ours: bool = False) -> list[Kernel]:
     x = torch.empty(BATCH, *model.pretrained_cfg["input_size"], device="meta")
     trace = trace_forward(fuse(model), x) if ours else trace_forward(model, x, everything=True)
     return [replace(k, bytes=k.bytes * BYTES // x.itemsize) for k in trace.kernels(fused=True)]
-
-
-def calibrate_on_paper() -> Device:
-    """The A100 on which the paper's ordinary networks take the time that the paper measured."""
-    names = [name for name, row in results().items() if row.ordinary == name]
-    return calibrate({n: paper_kernels(n) for n in names}, {n: BATCH / results()[n].throughput for n in names})
 
 
 def predict(name: str, ours: bool = False, device: Device = A100) -> float:

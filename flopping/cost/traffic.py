@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,16 +163,12 @@ def trace_forward(model: nn.Module, x: Tensor, operations: bool = False, everyth
     """
     forward = getattr(model, "forward_all", model) if everything else model
     trace = Trace()
-    handles = []
-    for number, block in enumerate(find_blocks(model)):
-        handles.append(block.register_forward_pre_hook(lambda *_, n=number: setattr(trace, "block", n)))
-        handles.append(block.register_forward_hook(lambda *_: setattr(trace, "block", None)))
-    try:
+    with ExitStack() as hooks:
+        for number, block in enumerate(find_blocks(model)):
+            hooks.enter_context(block.register_forward_pre_hook(lambda *_, n=number: setattr(trace, "block", n)))
+            hooks.enter_context(block.register_forward_hook(lambda *_: setattr(trace, "block", None)))
         with torch.inference_mode(), operations_by(trace.compile if operations else None), trace:
             forward(x)
-    finally:
-        for handle in handles:
-            handle.remove()
     return trace
 
 
@@ -194,13 +191,10 @@ def compiled_kernels(model: nn.Module, x: Tensor) -> list[Kernel]:
 
     blocks = find_blocks(model)
     inputs: list[tuple[Any, ...]] = []
-    handles = [block.register_forward_pre_hook(lambda _, args: inputs.append(args)) for block in blocks]
-    try:
-        with torch.no_grad():
-            model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_pre_hook(lambda _, args: inputs.append(args)))
+        model(x)
     found = []
     *others, last = blocks
     kinds = group_blocks(blocks) if len(inputs[-1]) == 1 else [*group_blocks(others), [last]]  # it is told what is read

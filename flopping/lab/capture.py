@@ -111,11 +111,8 @@ def _run(model: Any, images: Tensor, block: int) -> tuple[Tensor, Tensor | None]
     if not isinstance(layer, (Attention, TimmAttention)):
         return model(images), None
     inputs: list[Any] = []
-    handle = layer.register_forward_hook(lambda _, args, __: inputs.extend(args))
-    try:
+    with layer.register_forward_hook(lambda _, args, __: inputs.extend(args)):
         logits = model(images)
-    finally:
-        handle.remove()
     if isinstance(layer, Attention):
         x, _, _, grid = inputs  # of all tokens, whatever is read
         q, k, _ = layer.heads(x, grid=grid)

@@ -72,16 +72,12 @@ class DemoResult:
 
 def demo(
     console: Console,
+    progress: Console,
     folder: Path,
     changes: tuple[str, ...] = (),
     compiled: bool | None = None,
-    progress: Console | None = None,
 ) -> None:
-    """Train both networks, show them the mirrored test images, and explain the result to the reader.
-
-    The progress of training goes to `progress`, if it is another console.
-    """
-    progress = progress or console
+    """Train both networks, show them the mirrored test images, and explain the result to the reader."""
     recipe = load(RECIPE).override(changes)
     if compiled is None:
         compiled = has_compiler()

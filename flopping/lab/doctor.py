@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from threading import Timer
@@ -120,7 +120,8 @@ def run_check(job: dict[str, Any], emit: Emit) -> None:
     x = example_input(model, None, torch.float32, setting.batch)
     assert isinstance(x, Tensor)
     device = torch.device(setting.device)
-    CHECKS[job["name"]](model.to(device).eval(), x.to(device), setting)
+    check = {"forward": check_forward, "save and load": check_saving}.get(job["name"], check_training)
+    check(model.to(device).eval(), x.to(device), setting)
     emit("passed", seconds=perf_counter() - start)
 
 
@@ -159,14 +160,6 @@ def check_saving(model: nn.Module, x: Tensor, setting: Setting) -> None:
             if not torch.equal(saved, loaded):
                 raise RuntimeError(f"{name} is another after it was saved and loaded")
         _require_equal(again(x), model(x), "the logits of the loaded network")
-
-
-CHECKS: dict[str, Callable[[nn.Module, Tensor, Setting], None]] = {
-    "forward": check_forward,
-    "save and load": check_saving,
-    **dict.fromkeys(("training step", "compiled step", "bfloat16 step", "float16 step"), check_training),
-}
-"""What each name of `plan` runs."""
 
 
 def _require_equal(got: Tensor, expected: Tensor, what: str) -> None:

@@ -93,13 +93,11 @@ def panels(number: int, height: float, share: bool = True) -> tuple[Figure, list
     return figure, found[:number]
 
 
-def logarithmic(axis: Any, limits: tuple[float, float] | None = None, digits: tuple[float, ...] = (1, 2, 5)) -> None:
+def logarithmic(axis: Any, limits: tuple[float, float], digits: tuple[float, ...] = (1, 2, 5)) -> None:
     """A logarithmic axis with plain numbers: these digits times powers of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": limits})
     axis.set_major_locator(LogLocator(subs=digits, numticks=99))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:g}")
-    if limits is not None:
-        axis.axes.set(**{f"{axis.axis_name}lim": limits})

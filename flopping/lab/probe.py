@@ -26,6 +26,7 @@ from flopping.errors import UsageError, as_usage_error
 from flopping.lab.capture import layer_names
 from flopping.lab.drawing import BACKGROUND, INK, finished, logarithmic, panels, style
 from flopping.lab.steering import Moments, best_ridge, correlate, error_of, require_enough, steer
+from flopping.testing import run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,47 +179,27 @@ def probe(
     >>> layer.name, layer.even, layer.odd, layer.error < 1e-6
     ('blocks.1', 12, 4, True)
     """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            number, moments = _collect(model.eval(), batches, images, layers, seed, each)
-    finally:
-        for module, training in modes:
-            module.training = training
-    if number < len(FOLDS):
-        raise UsageError(f"a probe takes {len(FOLDS)} images at least, got {number}")
-    return Report(number, tuple(examine(name, *folds) for name, folds in moments.items()))
-
-
-def _collect(
-    model: nn.Module,
-    batches: Iterable[Tensor],
-    images: int,
-    patterns: Sequence[str],
-    seed: int,
-    each: Callable[[int], None],
-) -> tuple[int, dict[str, list[Moments]]]:
-    """How many images there were, and the moments of each layer, one for each fold. No image is in two folds."""
     generator = torch.Generator().manual_seed(seed)
-    moments: dict[str, list[Moments]] = {}
+    moments: dict[str, list[Moments]] = {}  # of each layer, one for each fold; no image is in two folds
     number = 0
     for batch in batches:
         batch = batch[: images - number]
         folds = FOLDS[torch.arange(number, number + len(batch)) % len(FOLDS)].to(batch.device)
-        features, mirrored = (read_features(model, each, patterns) for each in (batch, batch.flip(-1)))
+        features, mirrored = (read_features(model, each, layers) for each in (batch, batch.flip(-1)))
         for name, one in features.items():
-            other = mirrored[name]
             _, channels, height, width = one.maps.shape
             wanted = max(PLACES, -(-PAIRS * channels // images))
             places = torch.randperm(height * width, generator=generator)[:wanted].to(batch.device)
-            f, g = one.at(places), other.at(places, mirrored=True)
+            f, g = one.at(places), Features(mirrored[name].maps.flip(-1), mirrored[name].prefix).at(places)
             for fold, moment in enumerate(moments.setdefault(name, [Moments(channels, f.device) for _ in range(3)])):
                 moment.add(f[folds == fold].flatten(0, 1), g[folds == fold].flatten(0, 1))
         number += len(batch)
         each(number)
         if number >= images:
             break
-    return number, moments
+    if number < len(FOLDS):
+        raise UsageError(f"a probe takes {len(FOLDS)} images at least, got {number}")
+    return Report(number, tuple(examine(name, *folds) for name, folds in moments.items()))
 
 
 class Features(NamedTuple):
@@ -227,17 +208,13 @@ class Features(NamedTuple):
     maps: Tensor
     prefix: Tensor
 
-    def at(self, places: Tensor, *, mirrored: bool = False) -> Tensor:
-        """Features `(B, P + K, C)` of the tokens without a place, and of places, counted row by row `(K,)`.
-
-        `mirrored` gives the features at the mirrored places.
-        """
-        maps = self.maps.flip(-1) if mirrored else self.maps
-        return torch.cat((self.prefix, maps.flatten(2)[:, :, places].mT), 1)
+    def at(self, places: Tensor) -> Tensor:
+        """Features `(B, P + K, C)` of the tokens without a place, and of places, counted row by row `(K,)`."""
+        return torch.cat((self.prefix, self.maps.flatten(2)[:, :, places].mT), 1)
 
 
 def read_features(model: nn.Module, images: Tensor, patterns: Sequence[str] = ()) -> dict[str, Features]:
-    """The features that `forward_intermediates` gives for images `(B, C, H, W)`, by the names of layers.
+    """The features that `forward_intermediates` gives for images `(B, C, H, W)` in eval mode, by the names of layers.
 
     `patterns` choose among the names, with * and ?; each has to fit one.
     """
@@ -248,7 +225,8 @@ def read_features(model: nn.Module, images: Tensor, patterns: Sequence[str] = ()
     known = signature(network.forward_intermediates).parameters
     context = f"{type(model).__name__} can't be probed with images of {' x '.join(map(str, images.shape[1:]))}"
     with as_usage_error(AssertionError, RuntimeError, TypeError, ValueError, context=context):
-        found = network.forward_intermediates(images, **{key: options[key] for key in options if key in known})
+        chosen = {key: options[key] for key in options if key in known}
+        found: Any = run(model, images, lambda x: network.forward_intermediates(x, **chosen))
     if len(set(names)) != len(found):  # as some networks of timm have it
         names = list(map(str, range(len(found))))
     for pattern in patterns:

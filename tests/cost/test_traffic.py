@@ -1,6 +1,8 @@
 """Launches and bytes of a forward pass, counted."""
 
-from dataclasses import astuple
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, replace
 
 import pytest
 import timm
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 
 import flopping
-from flopping.cost.roofline import A100, DATA_SHEET, Device, calibrate, calibrate_on_paper, predict
+from flopping.cost.roofline import A100, BATCH, Device, paper_kernels, predict
 from flopping.cost.traffic import Kernel, Trace, compiled_kernels, trace_forward
 from flopping.lab.bench.goals import LAUNCHES, launch_results
 from flopping.models.paper import results
@@ -93,6 +95,38 @@ def test_launches_of_the_small_transformer() -> None:
         assert verdict.met
 
 
+DATA_SHEET = Device(156e12, 1.555e12, 156e12)
+"""An A100 with 40 GB of memory, half precision."""
+
+
+def calibrate(networks: Mapping[str, Sequence[Kernel]], seconds: Mapping[str, float]) -> Device:
+    """The device on which networks take the given seconds: the least squares of relative errors.
+
+    Each of its three numbers is changed in turn, by ever smaller factors, as long as that helps.
+    """
+    # equal kernels are looked at once
+    counts = {name: Counter(replace(k, block=None) for k in kernels) for name, kernels in networks.items()}
+
+    def error(device: Device) -> float:
+        found = {name: sum(n * device.seconds([k]) for k, n in kinds.items()) for name, kinds in counts.items()}
+        return sum((found[name] / seconds[name] - 1) ** 2 for name in networks)
+
+    best, step = DATA_SHEET, 16.0  # small steps change nothing where other kernels are the limit
+    while step > 1.002:
+        values = astuple(best)
+        tried = [
+            Device(*(value * factor if i == j else value for j, value in enumerate(values)))
+            for i in range(len(values))
+            for factor in (step, 1 / step)
+        ]
+        better = min(tried, key=error)
+        if error(better) < error(best):
+            best = better
+        else:
+            step **= 0.5
+    return best
+
+
 def test_a_device_is_found_from_its_times() -> None:
     true = Device(1e14, 1e12, 1e13)
     networks = {name: [Kernel(name, 10**10, 10**6, None)] for name in ("linear", "scaled_dot_product_attention")}
@@ -106,7 +140,9 @@ def test_a_device_is_found_from_its_times() -> None:
 @pytest.mark.long
 def test_the_roofline_of_ordinary_networks_predicts_the_equivariant_ones() -> None:
     """In the paper's table: all within 20 %, and all but one within 15 %."""
-    assert astuple(calibrate_on_paper()) == pytest.approx(astuple(A100), rel=0.02)
+    names = [name for name, row in results().items() if row.ordinary == name]
+    found = calibrate({n: paper_kernels(n) for n in names}, {n: BATCH / results()[n].throughput for n in names})
+    assert astuple(found) == pytest.approx(astuple(A100), rel=0.02)
     misses = sorted(abs(predict(name) / row.throughput - 1) for name, row in results().items() if row.ordinary != name)
     assert len(misses) == 17
     assert misses[-1] < 0.2

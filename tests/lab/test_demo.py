@@ -26,7 +26,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("demo")
     out, progress = io.StringIO(), io.StringIO()
     with few_training_images(2000):
-        demo(Console(file=out, width=150), folder, SMALL, compiled=False, progress=Console(file=progress, width=150))
+        demo(Console(file=out, width=150), Console(file=progress, width=150), folder, SMALL, compiled=False)
     for console, has in ((out, False), (progress, True)):
         assert ("epoch   1 of 1" in console.getvalue()) == has
         assert ("What you see." in console.getvalue()) != has
@@ -80,7 +80,7 @@ def test_what_it_is_refused_leaves_the_number_of_threads(tmp_path: Path) -> None
     torch.set_num_threads(2)
     try:
         with pytest.raises(UsageError, match="is a file"):
-            demo(Console(file=io.StringIO()), tmp_path, SMALL, compiled=False)
+            demo(Console(file=io.StringIO()), Console(file=io.StringIO()), tmp_path, SMALL, compiled=False)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

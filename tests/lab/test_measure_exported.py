@@ -20,7 +20,7 @@ from flopping.cost.protocol import Protocol
 from flopping.cost.records import Record, Setting, new_record, read
 from flopping.deploy import onnx_file
 from flopping.lab.bench import measure_networks
-from flopping.lab.bench.measure_networks import measure_exported
+from flopping.lab.bench.measure_networks import ExportedSession
 from flopping_cli import app
 
 X, E = "resmlp_test_64", "resmlp_flop_test_64"
@@ -58,7 +58,7 @@ def measured(*models: str, **changes: float) -> list[Record]:
     protocol = replace(Protocol(batch=1, dtype="float32", warmup=0, repeats=4, fewest=2), **changes)
     planned = [new_record(model=model, setting=SETTING) for model in models]
     with suppress(KeyboardInterrupt):
-        measure_exported(planned, protocol, records.append, lambda *_: None)
+        ExportedSession(protocol, records.append).measure(planned)
     return records
 
 

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from flopping import nn as fnn
 from flopping.cost.timing import Timing, interleave
-from flopping.errors import UsageError, as_usage_error
+from flopping.errors import UsageError
 from flopping.features import Feature, Layout
-from flopping.groups import Group, flop
+from flopping.groups import flop
 from flopping.models.blocks import allow_graphs
 
-BATCH, IMAGE, PATCH = 8, 224, 16
+BATCH, WIDTH, IMAGE, PATCH = 8, 768, 224, 16
 TOKENS = (IMAGE // PATCH) ** 2 + 1  # with a class token: 8 x 197 = 1576 rows
-GOALS_FOR = 768, flop
 MODES = ("eager", "compiled", "training")
 """Without gradients, eager and compiled; or forward and backward, compiled."""
 NO_LOSS = 0.9
@@ -90,32 +89,29 @@ class Result:
         return None if self.goal is None else self.speedup >= self.goal
 
 
-def pairs(width: int = 768, group: Group = flop) -> list[Pair]:
-    """The layers of a ViT of this width, every head with 64 channels; and convolutions of ResNets."""
-    return [*transformer_pairs(width, group), *convolution_pairs(group)]
+def pairs() -> list[Pair]:
+    """The layers of a ViT, every head with 64 channels; and convolutions of ResNets."""
+    return [*transformer_pairs(), *convolution_pairs()]
 
 
-def transformer_pairs(width: int, group: Group) -> list[Pair]:
-    if width < 64 or width % 64:
-        raise ValueError(f"heads have 64 channels, so the width is a multiple of 64, got {width}")
-    layout = Layout.regular(group, width)
+def transformer_pairs() -> list[Pair]:
+    layout = Layout.regular(flop, WIDTH)
     hidden = layout * 4
-    has_goals = (width, group) == GOALS_FOR
 
     def pair(name: str, ordinary: nn.Module, equivariant: nn.Module, of: Layout | None, **goals: float) -> Pair:
         x = torch.randn(BATCH, 3, IMAGE, IMAGE) if of is None else torch.randn(BATCH, TOKENS, of.dim)
         feature = x if of is None else tuple(part.contiguous() for part in of.split(x))
-        return Pair(name, [Case(ordinary, x)], Case(equivariant, feature), goals if has_goals else {})
+        return Pair(name, [Case(ordinary, x)], Case(equivariant, feature), goals)
 
-    block = Block(width, width // 64, qkv_bias=True, init_values=1e-4)
-    twin = fnn.TransformerBlock(layout, width // 64, qkv_bias=True, init_values=1e-4)
-    patch, folded = PatchEmbed(IMAGE, PATCH, 3, width), fnn.PatchEmbed(layout, IMAGE, PATCH)
-    norm = nn.LayerNorm(width, eps=1e-6)
-    linear, blocks = nn.Linear(width, 4 * width), fnn.Linear(layout, hidden)
+    block = Block(WIDTH, WIDTH // 64, qkv_bias=True, init_values=1e-4)
+    twin = fnn.TransformerBlock(layout, WIDTH // 64, qkv_bias=True, init_values=1e-4)
+    patch, folded = PatchEmbed(IMAGE, PATCH, 3, WIDTH), fnn.PatchEmbed(layout, IMAGE, PATCH)
+    norm = nn.LayerNorm(WIDTH, eps=1e-6)
+    linear, blocks = nn.Linear(WIDTH, 4 * WIDTH), fnn.Linear(layout, hidden)
     as_fast = 1 / 1.15  # nothing to save here: at most 15 % slower
     return [
         pair("Linear", linear, blocks, layout, eager=1.8, compiled=1.8),
-        pair("Mlp", Mlp(width, 4 * width), fnn.Mlp(layout, hidden), layout, compiled=1.7),
+        pair("Mlp", Mlp(WIDTH, 4 * WIDTH), fnn.Mlp(layout, hidden), layout, compiled=1.7),
         pair("Block", block, twin, layout, compiled=1.6),
         pair("PatchEmbed", patch, folded, None, eager=1.4, compiled=1.4),
         pair("LayerNorm", norm, fnn.LayerNorm(layout), layout, compiled=as_fast),
@@ -123,45 +119,39 @@ def transformer_pairs(width: int, group: Group) -> list[Pair]:
     ]
 
 
-def convolution_pairs(group: Group) -> list[Pair]:
+def convolution_pairs() -> list[Pair]:
     """3 x 3 convolutions against torch's, which run on maps `(B, C, H, W)` in both of torch's memory formats."""
     found = []
     for (channels, size), least in CONVOLUTIONS.items():
-        layout = Layout.regular(group, channels)
+        layout = Layout.regular(flop, channels)
         maps = torch.randn(BATCH, channels, size, size)
         feature = tuple(part.contiguous() for part in layout.split(maps.permute(0, 2, 3, 1)))
         ordinary = [
             Case(nn.Conv2d(channels, channels, 3, padding=1).to(memory_format=form), maps.to(memory_format=form))
             for form in (torch.contiguous_format, torch.channels_last)
         ]
-        goals = dict(zip(("compiled", "training"), least, strict=True)) if group == flop else {}
+        modes = ("compiled", "training")
         twin = Case(fnn.Conv2d(layout, layout, 3, padding=1), feature)
-        found.append(Pair(f"Conv2d {channels}@{size}", ordinary, twin, goals, ("compiled", "training")))
+        found.append(Pair(f"Conv2d {channels}@{size}", ordinary, twin, dict(zip(modes, least, strict=True)), modes))
     return found
 
 
 def bench_layers(
-    width: int = 768,
-    group: Group = flop,
-    modes: tuple[str, ...] = MODES,
-    repeats: int = 50,
-    progress: Callable[[], object] | None = None,
-    only: Sequence[str] = (),
+    only: Sequence[str] = (), repeats: int = 50, progress: Callable[[], object] = lambda: None
 ) -> Iterator[Result]:
     """Time every pair, or only those whose names begin so; all layers of one mode interleaved in one run."""
-    with as_usage_error(ValueError, context=f"width {width}"):
-        table = pairs(width, group)
+    table = pairs()
     chosen = [pair for pair in table if not only or any(pair.name.lower().startswith(name.lower()) for name in only)]
     if not chosen:
         raise UsageError(f"no layer is called {', '.join(only)}; there are {', '.join(pair.name for pair in table)}")
     allow_graphs(16 * len(table))
-    for mode in modes:
+    for mode in MODES:
         functions: dict[str, Callable[[], object]] = {}
         for pair in (pair for pair in chosen if mode in pair.modes):
             for number, case in enumerate(pair.ordinary):
                 functions[f"{pair.name} {number}"] = case.prepare(mode)
             functions[pair.name] = pair.equivariant.prepare(mode)
-        timings = interleave(functions, repeats, progress=lambda _: progress and progress())
+        timings = interleave(functions, repeats, progress=lambda _: progress())
         for pair in (pair for pair in chosen if mode in pair.modes):
             yield _compare(pair, mode, timings)
 
@@ -176,13 +166,12 @@ def _tensors(x: Tensor | Feature) -> list[Tensor]:
     return [x] if isinstance(x, Tensor) else list(x)
 
 
-def caption(width: int, repeats: int) -> str:
+def caption(repeats: int) -> str:
     """What the columns of the results mean, and which tensors were used."""
     return (
         f"Medians of {repeats} rounds, in which all layers run in turn. The speed-up is the median of the ratios"
         " ordinary / equivariant of each round, which is not quite the ratio of the medians, with its 95 % interval."
-        f" Goals are set for {GOALS_FOR[1]}, and for transformers of width {GOALS_FOR[0]}. Float32; tokens are"
-        f" {BATCH} x {TOKENS} x {width} (GELU: {4 * width}), images {BATCH} x 3 x {IMAGE} x {IMAGE}. Conv2d C@S is"
-        f" 3 x 3 on {BATCH} x C x S x S, against the faster of torch's two memory formats; training is forward and"
-        " backward."
+        f" Float32; tokens are {BATCH} x {TOKENS} x {WIDTH} (GELU: {4 * WIDTH}), images {BATCH} x 3 x {IMAGE} x"
+        f" {IMAGE}. Conv2d C@S is 3 x 3 on {BATCH} x C x S x S, against the faster of torch's two memory formats;"
+        " training is forward and backward."
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flopping.cost.traffic import Kernel, compiled_kernels, trace_forward
+from flopping.cost.traffic import compiled_kernels, trace_forward
 from flopping.errors import UsageError
 from flopping.models import ordinary_twin, registered_name
 from flopping.models.blocks import find_blocks
@@ -56,8 +56,7 @@ def _by_mode(model: nn.Module, x: Tensor, compiled: bool) -> dict[str, tuple[int
         rest = [kernel for kernel in kernels["eager"] if kernel.block is None]
         kernels["blocks"] = [*rest, *compiled_kernels(model, x)]
     blocks = len(find_blocks(model))
-    return {mode: (len(found), _in_blocks(found) / blocks) for mode, found in kernels.items()}
-
-
-def _in_blocks(kernels: list[Kernel]) -> int:
-    return sum(kernel.bytes for kernel in kernels if kernel.block is not None)
+    return {
+        mode: (len(found), sum(kernel.bytes for kernel in found if kernel.block is not None) / blocks)
+        for mode, found in kernels.items()
+    }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from time import monotonic
-from uuid import uuid4
 
 import torch
 from timm.data import resolve_model_data_config
@@ -21,7 +19,7 @@ from flopping.cost.timing import interleave
 from flopping.cost.worker import describe
 from flopping.deploy import CheckFailedError, onnx_file
 from flopping.deploy.exporter import check, make_images
-from flopping.errors import UsageError, pluralize
+from flopping.errors import UsageError
 from flopping.models import targets
 
 CHECKED = 2
@@ -51,56 +49,41 @@ def measure_groups(
         def report(text: str, share: float, number: int = number) -> None:
             progress(text, (number + share) / len(groups))
 
-        exported = [record for record in group if record.setting.mode == EXPORTED]
-        if len(exported) < len(group):
-            others = [record for record in group if record.setting.mode != EXPORTED]
-            Session(protocol, sink, cache=cache, progress=report).measure(others)
-        if exported:
-            measure_exported(exported, protocol, sink, report)
+        for kind, exported in ((Session, False), (ExportedSession, True)):
+            chosen = [record for record in group if (record.setting.mode == EXPORTED) == exported]
+            if chosen:
+                kind(protocol, sink, cache=cache, progress=report).measure(chosen)
     return 0
 
 
-def measure_exported(
-    records: Sequence[Record], protocol: Protocol, sink: Callable[[Record], object], progress: Report
-) -> None:
-    """Export networks, compare each graph with its network, and time the graphs in turn in this process.
+class ExportedSession(Session):
+    """Exports networks, compares each graph with its network, and times the graphs in turn in this process.
 
-    What can't be exported, or gives other logits, becomes a record with a problem. On an interrupt, the rounds until
-    then become records that say so.
+    What can't be exported, or gives other logits, becomes a record with a problem.
     """
-    runs: dict[str, Callable[[], object]] = {}
-    found: dict[str, Record] = {}
-    with tempfile.TemporaryDirectory(prefix="flopping-") as folder:
-        for number, record in enumerate(records):
-            progress(f"exporting {record.name}", number / len(records) / 2)
-            figures = describe(record.model, training=False)
-            try:
-                runs[record.model] = _export(record, Path(folder, f"{number}.onnx"))
-            except (CheckFailedError, UsageError) as error:
-                figures["problem"] = str(error)
-            except Exception as error:  # of torch's exporter or ONNX Runtime: the other networks are measured
-                figures["problem"] = f"not exported: {type(error).__name__}: {shorten(str(error), 200)}"
-            found[record.model] = replace(record, **figures)
-        progress("timing exported networks", 0.5)
-        rounds: list[dict[str, float]] = []
-        start, limit, interrupted = monotonic(), protocol.seconds, True
+
+    def measure(self, group: Sequence[Record]) -> None:
+        self.runs: dict[str, Callable[[], object]] = {}
+        super().measure(group)
+
+    def _prepare(self, key: str) -> None:
+        self.progress(f"exporting {self.records[key].name}", int(key) / len(self.records) / 2)
+        record = self.records[key] = replace(self.records[key], **describe(self.records[key].model, training=False))
+        try:
+            self.runs[key] = _export(record, self.folder / f"{key}.onnx")
+        except (CheckFailedError, UsageError) as error:
+            self.problems[key] = str(error)
+        except Exception as error:  # of torch's exporter or ONNX Runtime: the other networks are measured
+            self.problems[key] = f"not exported: {type(error).__name__}: {shorten(str(error), 200)}"
+
+    def _measure_time(self) -> None:
+        self.progress("timing exported networks", 0.5)
+        start, protocol = monotonic(), self.protocol
 
         def enough(done: int) -> bool:
-            return limit is not None and done >= protocol.fewest and monotonic() - start > limit
+            return protocol.seconds is not None and done >= protocol.fewest and monotonic() - start > protocol.seconds
 
-        try:
-            interleave(runs, protocol.repeats, protocol.warmup, progress=rounds.append, enough=enough)
-            interrupted = False
-        finally:
-            run = uuid4().hex[:12]
-            for name, record in found.items():
-                seconds = tuple(times[name] for times in rounds if name in times)
-                problem = record.problem
-                if interrupted and problem is None:
-                    if not seconds:
-                        continue
-                    problem = f"interrupted after {pluralize(len(seconds), 'round')}"
-                sink(replace(record, run=run, warmup=protocol.warmup, seconds=seconds, problem=problem))
+        interleave(self.runs, protocol.repeats, protocol.warmup, progress=self.rounds.append, enough=enough)
 
 
 def _export(record: Record, path: Path) -> Callable[[], object]:

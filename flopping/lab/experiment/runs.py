@@ -27,7 +27,7 @@ from flopping.errors import RunInterruptedError, RunStoppedError, UsageError, as
 from flopping.files import folder_lock, read_json, write_json
 from flopping.groups import get_group
 from flopping.lab.bench.bench_loader import WARM, build_trainer, repeat_epochs
-from flopping.lab.experiment.plan import Arm, Pair, Plan, Run
+from flopping.lab.experiment.plan import Pair, Plan, Run
 from flopping.machine import Machine, this_machine
 from flopping.training.job import Job, RunOptions
 from flopping.training.networks import find_checkpoint
@@ -56,9 +56,6 @@ class Pace:
     threads: int
     recipes: dict[str, str]
     """What was timed, from `timed_recipes`."""
-
-    def speed(self, arm: Arm) -> float:
-        return self.first * self.gains[arm.name].value
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Row:
 
     @property
     def speed(self) -> float:
-        return self.pace.speed(self.arm)
+        return self.pace.first * self.pace.gains[self.arm.name].value
 
     @property
     def seconds(self) -> float:

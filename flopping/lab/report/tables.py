@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from math import floor, log10
 from operator import attrgetter
@@ -69,7 +68,7 @@ class Column:
 
     heading: str
     figure: str
-    write: Callable[[float], str] | None = None
+    write: Callable[[float], str] = str
     paper: bool = False
     whole: Callable[[Mapping[str, Any]], str] | None = None
     """Writes several figures, instead of `write`."""
@@ -83,9 +82,7 @@ class Column:
     def cell(self, row: Row) -> str:
         """Empty if the figure is unknown."""
         value = row.figures[self.figure]
-        if value is None:
-            return ""
-        return self.whole(row.figures) if self.whole else (self.write or str)(value)
+        return "" if value is None else self.whole(row.figures) if self.whole else self.write(value)
 
 
 COLUMNS = (
@@ -221,20 +218,7 @@ def span(values: Sequence[float], form: str) -> str:
 
 
 def render_template(name: str, **values: Any) -> str:
-    return _environment().get_template(f"{name}.j2").render(**values)
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("flopping.lab", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["markdown"] = escape_markdown
-    return environment
+    return TEMPLATES.get_template(f"{name}.j2").render(**values)
 
 
 def escape_markdown(text: str) -> str:
@@ -244,3 +228,13 @@ def escape_markdown(text: str) -> str:
     '&lt;b>\\|\\[x\\](y)\\_\\*\\`'
     """
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("flopping.lab", "templates"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters["markdown"] = escape_markdown
