@@ -10,11 +10,10 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from threading import Thread
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -38,18 +37,16 @@ MOST_WORKERS = 8
 _workers: WeakSet[BaseProcess] = WeakSet()
 
 
-@dataclass
-class Batch:
-    """Images `(B, C, H, W)`, their labels `(B,)`, and the indices of images that could not be read."""
+class Batch(NamedTuple):
+    """Images `(B, C, H, W)`, their labels `(B,)`, and the indices of images that could not be read.
+
+    A tuple, because torch's DataLoader pins the memory of tensors in one, so that copies to a GPU are asynchronous.
+    """
 
     images: Tensor
     """As bytes, until they are normalised on the network's device."""
     labels: Tensor
     unreadable: list[int]
-
-    def pin_memory(self) -> Batch:
-        """Called by torch's DataLoader, so that copies to a GPU are asynchronous."""
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.unreadable)
 
 
 class TimedBatches(Iterator[Batch]):
@@ -76,8 +73,7 @@ class DataSource:
         self, dataset: ImageDataset, preparation: Preparation, sampler: MicroBatchSampler, workers: int
     ) -> None:
         self.sampler, self.preparation = sampler, preparation
-        batches = IndexedBatches(dataset, preparation, training=True)
-        self.loader = _create_loader(batches, workers, preparation, sampler, persistent=workers > 0)
+        self.loader = _create_loader(dataset, preparation, workers, sampler, training=True)
 
     def start(self, epoch: int, step: int) -> Iterator[Batch]:
         """The micro-batches of an epoch from a step on: the same ones whether or not those before were read."""
@@ -93,8 +89,7 @@ def read_evaluation_batches(
     keys += [PADDING_KEY] * (-len(keys) % (batch_size * world_size))
     mine = keys[rank::world_size]
     chosen = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
-    batches = IndexedBatches(dataset, preparation, training=False)
-    return _run_workers(_create_loader(batches, workers, preparation, chosen), preparation)
+    return _run_workers(_create_loader(dataset, preparation, workers, chosen, training=False), preparation)
 
 
 class IndexedBatches(Dataset[Batch | UnreadableDataError]):
@@ -109,12 +104,6 @@ class IndexedBatches(Dataset[Batch | UnreadableDataError]):
         self.training = training
 
     def __getitem__(self, keys: list[Key]) -> Batch | UnreadableDataError:
-        try:
-            return self._read_batch(keys)
-        except UnreadableDataError as error:
-            return error
-
-    def _read_batch(self, keys: list[Key]) -> Batch:
         images: list[Transformed] = []
         labels: list[int] = []
         unreadable: list[int] = []
@@ -123,7 +112,10 @@ class IndexedBatches(Dataset[Batch | UnreadableDataError]):
                 images.append(images[0])
                 labels.append(PADDING)
                 continue
-            image, label, is_replaced = self._read(key[0], unreadable)
+            try:
+                image, label, is_replaced = self._read(key[0], unreadable)
+            except UnreadableDataError as error:
+                return error
             seed_generators(key[1])
             images.append(self.transform(image))
             counts = self.training or not is_replaced
@@ -157,21 +149,16 @@ def default_workers() -> int:
 
 
 def _create_loader(
-    batches: IndexedBatches,
-    workers: int,
-    preparation: Preparation,
-    sampler: Iterable[list[Key]],
-    *,
-    persistent: bool = False,
+    dataset: ImageDataset, preparation: Preparation, workers: int, sampler: Iterable[list[Key]], *, training: bool
 ) -> DataLoader[Any]:
     """torch's DataLoader of whole batches, each made by one worker process."""
     return DataLoader(
-        batches,
+        IndexedBatches(dataset, preparation, training=training),
         batch_size=None,
         sampler=sampler,
         num_workers=workers,
         pin_memory=preparation.device.type == "cuda",
-        persistent_workers=persistent,
+        persistent_workers=training and workers > 0,
         worker_init_fn=_handle_signals,
     )
 
@@ -185,7 +172,7 @@ def _run_workers(loader: DataLoader[Any], preparation: Preparation) -> Iterator[
         for batch in batches:
             if isinstance(batch, UnreadableDataError):
                 raise batch
-            yield Batch(preparation.normalise(batch.images), batch.labels, batch.unreadable)
+            yield batch._replace(images=preparation.normalise(batch.images))
 
 
 @contextmanager

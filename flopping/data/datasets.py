@@ -91,7 +91,7 @@ class TorchvisionDataset(ImageDataset):
         return [type(self.pairs).__name__]
 
     def locate(self, index: int) -> str:
-        return str(self.files[index][0]) if self.files else f"image {index} of {self.name}"
+        return str(self.files[index][0]) if self.files else super().locate(index)
 
 
 def open_torchvision(data: str, split: str, root: str | None) -> TorchvisionDataset:
@@ -134,7 +134,7 @@ class HubDataset(ImageDataset):
 
     def locate(self, index: int) -> str:
         path = self.rows[index][self.image]["path"]
-        return f"image {index} of {self.name}" + (f" ({path})" if path else "")
+        return super().locate(index) + (f" ({path})" if path else "")
 
 
 def open_hub(data: str, split: str, root: str | None) -> HubDataset:

@@ -131,7 +131,7 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
 
-def find_images(folder: Path, on_error: Callable[[OSError], object] | None = None) -> tuple[list[str], list[str]]:
+def find_images(folder: Path, on_error: Callable[[OSError], object]) -> tuple[list[str], list[str]]:
     """Images in a folder and below, and other files, both sorted.
 
     `on_error` is told of folders that can't be read.
@@ -140,7 +140,7 @@ def find_images(folder: Path, on_error: Callable[[OSError], object] | None = Non
     return [path for path in files if is_image_name(path)], [path for path in files if not is_image_name(path)]
 
 
-def _walk(folder: str, start: str, seen: set[str], on_error: Callable[[OSError], object] | None) -> Iterator[str]:
+def _walk(folder: str, start: str, seen: set[str], on_error: Callable[[OSError], object]) -> Iterator[str]:
     """Visible files, each once: links that lead in a circle, or up to other classes, are not followed.
 
     Pipes and devices, which could be waited for without end, are left out. A link that leads nowhere is a file.
@@ -153,8 +153,7 @@ def _walk(folder: str, start: str, seen: set[str], on_error: Callable[[OSError],
         with os.scandir(folder) as found:
             entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda each: each.name)
     except OSError as error:
-        if on_error is not None:
-            on_error(error)
+        on_error(error)
         return
     for entry in entries:
         if _holds(entry.is_dir):

@@ -26,9 +26,9 @@ class ImageDataset(ABC):
     def read(self, index: int) -> tuple[Image.Image, int]:
         """An image and its class. A damaged image raises any kind of error."""
 
-    @abstractmethod
     def locate(self, index: int) -> str:
         """The image in messages: its path, or its place in the dataset."""
+        return f"image {index} of {self.name}"
 
     def portable_names(self) -> Iterable[str]:
         """Names that identify the images wherever they lie: those of files, or that of the dataset."""
@@ -46,6 +46,3 @@ class ArrayDataset(ImageDataset):
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         return Image.fromarray(self.images[index]), int(self.labels[index])
-
-    def locate(self, index: int) -> str:
-        return f"image {index} of {self.name}"

@@ -100,7 +100,7 @@ class MicroBatchSampler(Sampler[list[Key]]):
     """The micro-batches of one rank, from any step of any epoch on."""
 
     def __init__(self, order: Order, rank: int = 0, world_size: int = 1) -> None:
-        self.order, self.rank, self.world_size = order, rank, world_size
+        self.order = order
         self.assigned = order.assign(rank, world_size)
         self.passes = ceil(order.micro_batches / world_size)
         """Forward passes of a step, the same number on every rank; one without images where a rank has fewer."""

@@ -115,7 +115,9 @@ def open_classifier(
         name = registered_name(target)
     cfg = timm.get_pretrained_cfg(name)
     trained = cfg is not None and bool(cfg.has_weights)
-    model = (_load_pretrained if trained else _load_untrained)(name, img_size)
+    resized = img_size is not None and trained and cfg.fixed_input_size
+    sized = {"img_size": img_size} if resized else {}
+    model = load_timm_pretrained(name, **sized) if trained else _load_untrained(name, img_size)
     chans, height, width = resolve_model_data_config(model)["input_size"]
     size = (chans, img_size or height, img_size or width)
     return _assemble(name, model, _find_labels(model, name), size, device, trained=trained)
@@ -139,11 +141,6 @@ def _load_untrained(target: str, img_size: int | None) -> nn.Module:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(SEED)
         return targets.load(target, img_size)
-
-
-def _load_pretrained(name: str, img_size: int | None) -> nn.Module:
-    resized = img_size is not None and timm.get_pretrained_cfg(name).fixed_input_size
-    return load_timm_pretrained(name, **({"img_size": img_size} if resized else {}))
 
 
 def _try(model: nn.Module, target: str, img_size: int | None) -> tuple[tuple[int, int, int], int]:

@@ -177,7 +177,12 @@ def equivariance_errors(
     require_value(x)
     declared_in, declared_out = layouts_of(module)
     in_layout, out_layout = in_layout or declared_in, out_layout or declared_out
-    checked = _group_to_check(module, group, in_layout, out_layout)
+    layout = in_layout or out_layout
+    if group is None:
+        group = group_of(module) if layout is None else layout.group
+    if group is None:
+        raise ValueError(f"{type(module).__name__} declares no layout: say which group, e.g. group='flop'")
+    checked = get_group(group)
     source = checked if in_layout is None else in_layout.group
     target = checked if out_layout is None else out_layout.group
     grid = grid or grid_of(module, x)
@@ -198,18 +203,6 @@ def equivariance_errors(
     if not errors and checked.order > 1:
         raise ValueError(f"nothing to check: {type(module).__name__} claims the group {target}, which moves nothing")
     return errors
-
-
-def _group_to_check(
-    module: nn.Module, group: str | Group | None, in_layout: Layout | None, out_layout: Layout | None
-) -> Group:
-    if group is not None:
-        return get_group(group)
-    layout = in_layout or out_layout
-    found = group_of(module) if layout is None else layout.group
-    if found is None:
-        raise ValueError(f"{type(module).__name__} declares no layout: say which group, e.g. group='flop'")
-    return found
 
 
 def assert_equivariant(
@@ -235,11 +228,10 @@ def assert_equivariant(
     ...
     AssertionError: Linear is not equivariant under flop: relative error 2.3e+00 > 1.0e-05
     """
-    require_value(x)
-    tol = TOLERANCES[_parts(x)[0].dtype] if tol is None else tol
     errors = equivariance_errors(
         module, x, group=group, in_layout=in_layout, out_layout=out_layout, grid=grid, out_grid=out_grid
     )
+    tol = TOLERANCES[_parts(x)[0].dtype] if tol is None else tol
     for element, error in errors.items():
         if not error <= tol:
             raise AssertionError(

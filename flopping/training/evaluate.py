@@ -172,9 +172,9 @@ def evaluate_checkpoint(
             progress(done, len(source))
 
         batches = stop_on_all_ranks(loader, world, lambda: False)
-        named = (Batch(batch.images, labels[batch.labels], batch.unreadable) for batch in batches)
+        named = (batch._replace(labels=labels[batch.labels]) for batch in batches)
         with detect_lost_workers(workers):
-            found = accuracy(model, named, world, nullcontext, dtype=torch.float32, group=moving, each=report)
+            found = accuracy(model, named, world, nullcontext, group=moving, each=report)
         lost = sorted(set().union(*world.all_gather_object(unreadable)))
     links = (name for name in ("best", "last") if os.path.realpath(folder.parent.parent / name) == str(folder))
     weights = "averaged" if average else next(links, "saved")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,6 @@ from flopping.training.schema import (
     packaged_names,
     parse_yaml,
     read_packaged,
-    unknown_field,
 )
 
 _PACKAGE = "flopping.training.recipes"
@@ -237,10 +236,7 @@ class Recipe:
             name, dot, argument = key.partition(".")
             if name == "about":
                 raise UsageError(f"the header of a recipe (about) can't be changed on the command line, got {change!r}")
-            known = [each.name for each in fields(Recipe)]
-            if key not in known and not (dot and name == "model_args"):
-                raise UsageError(unknown_field(key, known, "a recipe", SYNONYMS))
-            table, key = (arguments, argument) if dot else (values, key)
+            table, key = (arguments, argument) if dot and name == "model_args" else (values, key)
             if key in table:
                 raise UsageError(f"{key} is given twice")
             with as_usage_error(UsageError, context=f"the value of {change!r} can't be read"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.resources import files
@@ -125,7 +125,11 @@ def as_file_error(cls: Any, what: str, synonyms: Mapping[str, str] | None = None
         first = found[0]
         kind, place = first["type"], first["loc"]
         if kind == "unexpected_keyword_argument" and len(place) == 1:
-            message = unknown_field(str(place[0]), cls.__pydantic_fields__, what, synonyms or {})
+            name, known = str(place[0]), cls.__pydantic_fields__
+            alike = {**(synonyms or {}), **{each: each for each in known}}
+            near = get_close_matches(name.lower().replace("-", "_"), alike, n=1, cutoff=0.5)
+            hint = f"did you mean {alike[near[0]]!r}?" if near else f"there are {', '.join(known)}"
+            message = f"{what} has no field {name!r}; {hint}"
         elif kind == "unexpected_keyword_argument":
             message = f"{place[0]} has no field {place[-1]!r}"
         elif kind == "missing" and len(place) == 1:
@@ -134,15 +138,6 @@ def as_file_error(cls: Any, what: str, synonyms: Mapping[str, str] | None = None
             reason = str(first["ctx"]["error"]) if kind == "value_error" else f"{first['msg']}, got {first['input']!r}"
             message = f"{'.'.join(map(str, place))}: {reason}" if place else reason
         raise UsageError(message) from error
-
-
-def unknown_field(name: str, known: Iterable[str], what: str, synonyms: Mapping[str, str]) -> str:
-    """A message with the known name that is most like the given one, or like a synonym of it."""
-    alike = {**synonyms, **{each: each for each in known}}
-    near = get_close_matches(name.lower().replace("-", "_"), alike, n=1, cutoff=0.5)
-    return f"{what} has no field {name!r}; " + (
-        f"did you mean {alike[near[0]]!r}?" if near else f"there are {', '.join(known)}"
-    )
 
 
 def document(cls: Any) -> list[tuple[str, str, str]]:
