@@ -190,6 +190,7 @@ def create_config(model: nn.Module, name: str, recipe: Recipe, normal: Normalisa
         mean=normal.mean,
         std=normal.std,
         crop_pct=recipe.test_crop,
+        crop_mode="center",  # as in the tests of the run, whatever mode the network was registered with
         interpolation=recipe.interpolation,
         num_classes=len(labels),
     )

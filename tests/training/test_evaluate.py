@@ -6,9 +6,11 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from support.image_files import image_folder
 from support.saved_networks import TINY, save_network
 from support.training_runs import call
@@ -19,8 +21,11 @@ from flopping.errors import UsageError
 from flopping.groups import flop, octic
 from flopping.training.distributed import World
 from flopping.training.evaluate import Accuracy, MovedAccuracy, accuracy
-from flopping.training.networks import group_to_test, ignores
+from flopping.training.networks import create_config, group_to_test, ignores
+from flopping.training.preprocessing import Preprocessing, preparation_of
+from flopping.training.recipe import load
 
+CPU = torch.device("cpu")
 HERE = ("--device", "cpu", "--workers", "0", "--json")
 
 
@@ -36,7 +41,7 @@ def test_answers_are_counted_for_every_element() -> None:
         x[image, 0, row, column] = 1.0
     labels = torch.tensor([0, 1, 0, PADDING])
     batches = [Batch(x, labels, []), Batch(x[:1], torch.tensor([0]), [])]
-    found = accuracy(brightest_corner, batches, World(torch.device("cpu")), nullcontext, group=octic)
+    found = accuracy(brightest_corner, batches, World(CPU), nullcontext, group=octic)
     assert (found.images, found.top1, found.changed) == (4, 75.0, 4)
     assert [*found.moved] == [*octic.elements[1:]]
     for element, name in enumerate(octic.elements[1:], 1):
@@ -86,3 +91,14 @@ def test_eval_reports_all_elements(tmp_path: Path) -> None:
         assert (still.code, "moved" in still.out) == (0, False), still.err
     refused = call(*words, *HERE, "--no-move", "--group", "octic")
     assert (refused.code, "--no-move" in refused.err) == (2, True)
+
+
+def test_a_finished_run_prepares_images_as_its_own_tests_did() -> None:
+    """Whatever mode of cropping the network was registered with: an image that is not square shows the difference."""
+    model = timm.create_model(TINY, num_classes=2, pretrained_cfg_overlay={"crop_mode": "squash"})
+    recipe = load("deit3_small").override(["img_size=64", "test_crop=0.5"])
+    during = Preprocessing(recipe, model, CPU, torch.float32)
+    create_config(model, TINY, recipe, during.normal, ["cat", "dog"])
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8))
+    first, second = (each.transform(image) for each in (during.for_testing(), preparation_of(model, CPU)))
+    assert torch.equal(torch.as_tensor(np.array(first)), torch.as_tensor(np.array(second)))
