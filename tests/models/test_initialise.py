@@ -99,7 +99,7 @@ def test_residual_stream_starts_like_timms(name: str, baseline: str) -> None:
 
 FILLS = ("init_weights", "load with assign, without to_empty", "load", "load with assign")
 SMALL = {name: FILLS[:2] for name in ZOO if "test" in name}
-"""How each is filled that was built without memory; all ways are tried with every layer, and with hand-offs."""
+"""How each is filled that was built without memory. Hand-offs are filled in all ways, single layers by `load`."""
 
 
 @pytest.mark.parametrize(("name", "fills"), {**SMALL, "octic": FILLS}.items())
