@@ -20,10 +20,15 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-NAMES = [f"deit3_{group}_test_patch16_64" for group in ("flop_hybrid", "flipflop")]
-
-
-@pytest.mark.parametrize("name", [*NAMES, "resmlp_flop_test_64", "convnext_flop_iso_test"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deit3_flop_hybrid_test_patch16_64",
+        pytest.param("deit3_flipflop_test_patch16_64", marks=pytest.mark.long),
+        "resmlp_flop_test_64",
+        "convnext_flop_iso_test",
+    ],
+)
 def test_one_graph_for_each_kind(name: str) -> None:
     """Kinds: blocks before and after a hand-off, and the last block, which computes less.
 
@@ -45,28 +50,28 @@ def test_one_graph_for_each_kind(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["fused", "as it is"])
+@torch._dynamo.config.patch(cache_size_limit=8)  # torch's own, whatever ran before
 def test_the_stem_of_a_residual_network_is_compiled(form: str) -> None:
-    """Convolution and pooling of the stem, and its norm if it is still there, beside five blocks of five kinds."""
-    model = randomize_(timm.create_model("resnet_flop_test")).eval()
-    image = torch.randn(2, 3, 65, 65)
+    """Convolution and pooling of the stem, and its norm if it is still there, beside two blocks of two kinds."""
+    model = randomize_(timm.create_model("resnet_flop_test", depths=(1, 1), widths=(8, 16))).eval()
+    image = torch.randn(2, 3, 33, 33)
     torch.compiler.reset()
     counters.clear()
     with torch.no_grad():
         expected = model(image)
         network = flopping.fuse(model) if form == "fused" else model
-        assert (
-            relative_error(flopping.compile_blocks(network, backend="aot_eager", fullgraph=True)(image), expected)
-            < 1e-5
-        )
-    assert counters["stats"]["unique_graphs"] == (7 if form == "fused" else 8)
-    assert torch._dynamo.config.cache_size_limit >= 8 * 8  # five kinds of blocks, three layers of the stem
+        compiled = flopping.compile_blocks(network, backend="eager", fullgraph=True)
+        assert relative_error(compiled(image), expected) < 1e-5
+    graphs = 2 + (2 if form == "fused" else 3)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert torch._dynamo.config.cache_size_limit >= 8 * graphs
     assert not counters["graph_break"]
 
 
 @needs_compiler
 def test_operations_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The switch holds until it is turned off. Code is generated in the next test."""
-    monkeypatch.setattr(operation, "_compile", cache(partial(torch.compile, backend="aot_eager")))
+    monkeypatch.setattr(operation, "_compile", cache(partial(torch.compile, backend="eager")))
     model = randomize_(timm.create_model("deit3_flop_test_patch16_64", depth=2)).eval()
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():

@@ -91,9 +91,17 @@ TINY = {
 WIDTHS = {"vit": {"embed_dim": 32}, "resmlp": {"embed_dim": 32}, "isotropic": {"dims": (32,)}, "hierarchical": {}}
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-@pytest.mark.parametrize("group", ["flop", "flip", "rot180", "flipflop", "rot90", "octic"])
-@pytest.mark.parametrize("family", TINY)
+GROUPS = ["flop", "flip", "rot180", "flipflop", "rot90", "octic"]
+# Every family with every group, and each of them with both shares; other pairs in `make test-long`.
+SHARES = [
+    pytest.param(family, group, share, marks=() if (f + g) % 2 == half else pytest.mark.long)
+    for f, family in enumerate(TINY)
+    for g, group in enumerate(GROUPS)
+    for half, share in enumerate((0.0, 0.5))
+]
+
+
+@pytest.mark.parametrize(("family", "group", "share"), SHARES)
 def test_groups_and_shares(family: str, group: str, share: float) -> None:
     model = scaled_randomize_(TINY[family](group=group, extra_share=share, **WIDTHS[family]))
     x = torch.randn(2, 3, 32, 32)
@@ -112,7 +120,7 @@ INVARIANTS = ["invariant", "power_spectrum", "max_filtering", "polynomial"]
 HANDOFFS = [None, {1: "flop", 3: "invariant"}, *({2: kind} for kind in ("abs", *INVARIANTS))]
 
 
-@pytest.mark.parametrize("group", ["flop", "flip", "rot180", "flipflop", "rot90", "octic"])
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("kind", INVARIANTS)
 def test_invariants_of_every_group(group: str, kind: str) -> None:
     model = randomize_(TINY["vit"](group=group, embed_dim=32, handoffs={2: kind}, norm_by_irrep=True))

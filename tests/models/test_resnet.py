@@ -10,8 +10,7 @@ import torch
 from support.oracles import multiply_adds
 from torch import Tensor
 
-from flopping import get_group
-from flopping.groups import grid_groups
+from flopping.groups import flop, get_group, grid_groups, octic
 from flopping.models import ResNet
 from flopping.nn import Conv2d
 from flopping.testing import assert_equivariant, randomize_, relative_error
@@ -35,8 +34,13 @@ def random_images(*size: int) -> Tensor:
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-# absolute values are invariants of 1-dimensional irreps only
-PAIRS = [(v, g.name) for v in VARIANTS for g in grid_groups().values() if g.order > 1 and (g.signs_only or v != "abs")]
+# Absolute values are invariants of 1-dimensional irreps only. Each variant for signs and matrices, and each group.
+PAIRS = [
+    pytest.param(v, g.name, marks=() if v == "bottleneck" or g in (flop, octic) else pytest.mark.long)
+    for v in VARIANTS
+    for g in grid_groups().values()
+    if g.order > 1 and (g.signs_only or v != "abs")
+]
 
 
 @pytest.mark.parametrize(("variant", "group"), PAIRS)
@@ -70,8 +74,15 @@ def test_small_images() -> None:
     ]
 
 
-@pytest.mark.parametrize("group", [group for group in grid_groups() if group != "trivial"])
-@pytest.mark.parametrize(("bottleneck", "kernel"), [(True, 4), (False, 4), (False, 2)])
+EVEN = [
+    pytest.param(group, *shape, marks=() if shape == (True, 4) or group in ("flop", "octic") else pytest.mark.long)
+    for group in grid_groups()
+    for shape in ((True, 4), (False, 4), (False, 2))
+    if group != "trivial"
+]
+
+
+@pytest.mark.parametrize(("group", "bottleneck", "kernel"), EVEN)
 @torch.no_grad()
 def test_even_sizes(group: str, bottleneck: bool, kernel: int) -> None:
     """Even kernels and means over 2 x 2 places where there is a stride; the ordinary network takes the same sizes."""
