@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import timm
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from flopping import Layout
@@ -184,3 +186,11 @@ def test_verify_command_takes_names_of_the_paper() -> None:
     result = runner.invoke(app, ["verify", "E(ViT-S)", "--depth", "0", "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout.splitlines()[-1])["layer"] == "VisionTransformer"
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if "test" in name])
+def test_torchs_own_counter(name: str) -> None:
+    """Around a network, without gradients: no layer is called with what only depends on parameters."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        timm.create_model(name)(torch.randn(1, 3, ZOO[name].img_size, ZOO[name].img_size))
+    assert counter.get_total_flops() > 0
