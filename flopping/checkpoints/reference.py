@@ -28,6 +28,7 @@ from flopping.checkpoints.weight_files import (
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import atomic_write, require_output, suffix_of
 from flopping.functional.grid import Grid, as_pair
+from flopping.groups import grid_groups
 from flopping.models.backbone import Backbone
 from flopping.models.sizes import Entry
 from flopping.models.weights import load_weights
@@ -36,6 +37,7 @@ from flopping.models.zoo import ZOO
 Handoff = Literal["hybrid", "abs"]
 _WRAPPERS = ("model.", "module.", "_orig_mod.", "backbone.")
 _RECORDED = {"input", "logits", "logits_flopped_input", "pooled_features", "output", "output_flopped", "output_rot90"}
+_OUR_NAMES = {irrep.name for group in grid_groups().values() if group.order > 1 for irrep in group.irreps}
 _TRAINING_HEADS = ("dino_head.", "ibot_head.")  # beside the backbone of a teacher; its features are read before them
 _FREE = {"num_classes", "in_chans", "img_size"}  # they may differ within one architecture
 
@@ -92,7 +94,8 @@ def translate(checkpoint: str | Path | Mapping[str, Tensor], **hints: Any) -> Tr
         hints = {name: value for name, value in hints.items() if value is not None}
         useless = sorted(hints.keys() - signature(family.find_args).parameters.keys())
         if useless:
-            raise UsageError(f"a {family.model.__name__} has no {useless[0]}, got {hints[useless[0]]!r}")
+            needless = f"needs no {useless[0]}, got {hints[useless[0]]!r}"
+            raise UsageError(f"a {family.model.__name__} of this code {needless}: its keys and shapes tell everything")
         if "img_size" in hints:
             with as_usage_error(ValueError):
                 hints["img_size"] = as_pair(hints["img_size"], "img_size")
@@ -172,7 +175,7 @@ def _find_family(source: Source) -> Family:
         if any(family.mark in key for key in source):
             return family
     what = "this is no equivariant network of the reference code or of octic-vits"
-    if any(".even." in key for key in source):
+    if any(_OUR_NAMES.intersection(key.split(".")) for key in source):
         what = "these are weights of this library already, for timm.create_model(..., checkpoint_path=...)"
     elif any(".attn.qkv." in key or "linear_tokens." in key or "conv_dw." in key for key in source):
         what += " but an ordinary one, as timm's, for our networks with group='trivial'"

@@ -92,16 +92,16 @@ ORDINARY = Variant("trivial")
 
 OCTIC_VITS_NORM = {"norm_eps": (1e-5, 1e-6), "norm_by_irrep": True}
 """Octic Vision Transformers has other norms than ours; its published networks have them here, too."""
-WITH_CHECKPOINTS = ("large", "huge", "test")
-NOT_FOR_TESTS = ("small", "base", "large", "huge")
+PUBLISHED_SIZES = ("large", "huge", "test")
+"""Those that octic-vits has checkpoints of, and the small one for tests."""
 VIT_VARIANTS = (
     *EHI,
     FLIPFLOP,
-    Variant("flipflop", "H", "hybrid", ("hybrid",), sizes=NOT_FOR_TESTS),
-    Variant("flipflop", "I", "invariant", ("invariant",), sizes=NOT_FOR_TESTS),
+    Variant("flipflop", "H", "hybrid", ("hybrid",)),
+    Variant("flipflop", "I", "invariant", ("invariant",)),
     OCTIC,
-    Variant("octic", "I", "invariant", ("polynomial",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
-    Variant("octic", "H", "hybrid", ("concat",), OCTIC_VITS_NORM, WITH_CHECKPOINTS),
+    Variant("octic", "I", "invariant", ("polynomial",), OCTIC_VITS_NORM, PUBLISHED_SIZES),
+    Variant("octic", "H", "hybrid", ("concat",), OCTIC_VITS_NORM, PUBLISHED_SIZES),
     Variant("octic", "S", "stepdown", ("flop", "trivial")),
 )
 # name: width, depth, heads, patch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 import torch
@@ -116,7 +116,8 @@ class Attention(Module):
     Called with `read`, which selects tokens, it returns only these; keys and values are computed for all tokens. With
     `context`, keys and values are those of other tokens (cross-attention). `attn_mask`, of shape `(N, M)` or
     `(B or 1, H or 1, N, M)`, says which of M keys each of N queries sees: True for those, or numbers to add to the
-    products. A mask moves with the tokens. `qk_norm` normalises every query and key over its head, as `LayerNorm` does.
+    products. A mask moves with the tokens. `qk_norm` normalises every query and key over its head, as
+    `LayerNorm` does; `norm_by_irrep` is its `by_irrep`.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 16)
@@ -137,6 +138,7 @@ class Attention(Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         eps: float = 1e-6,
+        norm_by_irrep: bool = False,
         rope: RotaryEmbed | None = None,
         device: Device = None,
         dtype: Dtype = None,
@@ -153,8 +155,9 @@ class Attention(Module):
         self.attn_drop = probability(attn_drop)
         self.qkv = Linear(layout, layout * 3, bias=qkv_bias, device=device, dtype=dtype)
         head = layout * (1 / num_heads)
-        self.q_norm = LayerNorm(head, eps, device=device, dtype=dtype) if qk_norm else None
-        self.k_norm = LayerNorm(head, eps, device=device, dtype=dtype) if qk_norm else None
+        norm = partial(LayerNorm, head, eps, by_irrep=norm_by_irrep, device=device, dtype=dtype)
+        self.q_norm = norm() if qk_norm else None
+        self.k_norm = norm() if qk_norm else None
         self.rope = rope
         self.proj = Linear(layout, layout, device=device, dtype=dtype)
         self.proj_drop = Dropout(layout, proj_drop)

@@ -110,6 +110,7 @@ class TransformerBlock(Module):
             attn_drop=attn_drop,
             proj_drop=proj_drop,
             eps=eps,
+            norm_by_irrep=norm_by_irrep,
             rope=rope,
             device=device,
             dtype=dtype,

@@ -42,6 +42,7 @@ class LayerNorm(_PerCopy):
 
     With `by_irrep` the variance is the mean of the irreps' own variances, so a 2-dimensional irrep counts like a
     1-dimensional one, not four times as much. octic-vits was trained so, and weights can't absorb the difference.
+    Where all parts have as many channels, as for flop with equal shares, it is the joint variance.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)

@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 import timm
 import torch
-from timm.layers import LayerNorm
+from timm.layers import LayerNorm as TimmLayerNorm
 from timm.models.eva import Eva
 
 import flopping
 from flopping.groups import grid_groups
 from flopping.models import VisionTransformer
 from flopping.models.weights import from_timm
-from flopping.nn import RotaryEmbed
+from flopping.nn import LayerNorm, RotaryEmbed
 from flopping.testing import assert_equivariant, randomize_, relative_error
 
 SMALL = {"img_size": 48, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -124,7 +124,7 @@ def test_trivial_group_is_timms_dinov3(qk_norm: bool, align: int) -> None:
         Eva(
             **SMALL, qkv_bias=False, init_values=1e-5, rope_type="dinov3", rope_temperature=100, rope_rotate_half=True,
             use_rot_pos_emb=True, use_abs_pos_emb=False, num_reg_tokens=3, use_fc_norm=False, swiglu_mlp=True,
-            norm_layer=partial(LayerNorm, eps=1e-5), dynamic_img_size=True, global_pool="token", qk_norm=qk_norm,
+            norm_layer=partial(TimmLayerNorm, eps=1e-5), dynamic_img_size=True, global_pool="token", qk_norm=qk_norm,
             swiglu_align_to=align,
         )
     ).eval()  # fmt: skip
@@ -159,3 +159,11 @@ def test_blocks_share_their_tables() -> None:
     assert len({block.attn.rope for block in model.blocks}) == 1
     assert {tuple(buffer.shape) for buffer in model.buffers()} == {(5 + 16, 32)}
     assert not any("rope" in key for key in model.state_dict())
+
+
+def test_all_norms_count_irreps_alike() -> None:
+    """Those of queries and keys, too."""
+    model = build(**ALL, group="octic", norm_by_irrep=True)
+    norms = [layer for layer in model.modules() if isinstance(layer, LayerNorm)]
+    assert len(norms) == 9
+    assert all(norm.by_irrep for norm in norms)
