@@ -43,7 +43,7 @@ test: lint $(TIMM_TESTS) ## lint, run all tests, then timm's own suite on the sm
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
 	FLOPPING_TIMM_MODELS='*test*' $(TIMM_PYTEST) $(PYTEST_ARGS)
 
-test-long: $(READY) ## what takes too long for every change: training on every network, runs killed many times (an hour)
+test-long: $(READY) ## what takes too long for every change: networks at real sizes, runs killed many times (two hours)
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m long --durations 10 tests
 
 clients: $(CLIENTS)/.ready ## test what users put around a backbone: segmentation, detection, transformers (minutes)
