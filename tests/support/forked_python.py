@@ -57,7 +57,7 @@ class ForkedPython:
     def close(self) -> None:
         """No more forks; those that a failed test left behind are killed."""
         if self.server is not None:
-            self.server.communicate()
+            self.server.communicate(b"end")  # a process forked from this one may keep the pipe open
 
 
 def ask(address: str, handles: list[int], order: dict[str, Any]) -> socket.socket:
