@@ -144,8 +144,10 @@ class Backbone(Module):
         """Whether each layer is checkpointed here; not where layers checkpoint their own blocks."""
         return self.grad_checkpointing
 
-    def context(self, image: Tensor) -> Context:
+    def context(self, image: Tensor, attn_mask: Tensor | None = None) -> Context:
         """What every transformer block gets beside its feature."""
+        if is_given(attn_mask):
+            raise ValueError(f"{type(self).__name__} has no attention, got attn_mask of shape {tuple(attn_mask.shape)}")
         return NO_CONTEXT
 
     @property
@@ -184,12 +186,13 @@ class Backbone(Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         return_prefix_tokens: bool = False,
+        attn_mask: Tensor | None = None,
     ) -> list[Intermediate] | tuple[Tensor, list[Intermediate]]:
         """Feature maps from within the network, `(B, C, H, W)` or `(B, N, C)` with channels ordered [even | odd].
 
         The law: the map of a flopped image is the flopped map with its odd channels negated. `indices` are those of
         `feature_info`, or how many of the last ones. `norm` applies the final norm, if there is one before the
-        head; it keeps the invariant channels that `forward_features` has.
+        head; it keeps the invariant channels that `forward_features` has. `attn_mask` is for transformers.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got {output_fmt!r}")
@@ -199,7 +202,7 @@ class Backbone(Module):
         take, last = feature_take_indices(len(stages), indices)
         if stop_early and not intermediates_only and last + 1 < len(stages):
             raise ValueError(f"stop_early=True leaves out layers after index {last}: set intermediates_only=True")
-        feature, context = self.embed(x), self.context(x)
+        feature, context = self.embed(x), self.context(x, attn_mask)
         found: list[Intermediate] = []
         for i, layers in enumerate(stages[: last + 1] if stop_early else stages):
             feature = self._run(layers, feature, context=context)

@@ -106,10 +106,18 @@ def test_masks(args: dict[str, object]) -> None:
         assert relative_error(logits, model(image)) > 1e-3
         every = model.forward_head(model.forward_features(image, attn_mask=mask))
         assert relative_error(logits, every) < 1e-12
+        last, _ = model.forward_intermediates(image, attn_mask=mask)
+        assert relative_error(model.forward_head(last), logits) < 1e-12
         if not args:
             assert relative_error(model(other, attn_mask=mask), logits) < 1e-12
         moved = torch.cat([torch.ones(prefix, dtype=torch.bool), seen.flip(-1).flatten()]).expand(tokens, tokens)
         assert relative_error(model(image.flip(-1), attn_mask=moved), logits) < 1e-12
+
+
+def test_a_network_without_attention_refuses_a_mask() -> None:
+    network = timm.create_model("convnext_flop_test")
+    with pytest.raises(ValueError, match=r"ConvNeXt has no attention, got attn_mask of shape \(5, 5\)"):
+        network.forward_intermediates(torch.randn(1, 3, 64, 64), attn_mask=torch.ones(5, 5))
 
 
 @pytest.mark.parametrize("align", [0, 8])
