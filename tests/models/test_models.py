@@ -55,7 +55,7 @@ def test_logits_of_a_moved_image(name: str, size: str) -> None:
     shape = SIZES[size]
     if ZOO[name].model is ConvNeXt and "iso" not in name:
         shape = (shape[0] // 32 * 32, shape[1] // 32 * 32)
-    if ZOO[name].model is ResNet:  # a flop leaves heights alone; means over 2 x 2 places, which even kernels have, do not
+    if ZOO[name].model is ResNet:  # a flop leaves heights alone; the means of even kernels need even ones
         even = ZOO[name].args.get("stride_kernel", 3) != 3
         height, width = (n // 32 * 32 + (not even) for n in shape)
         shape = (height if even or group.order > 2 else shape[0], width)
