@@ -18,7 +18,6 @@ import math
 import os
 import re
 import shutil
-from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -193,16 +192,21 @@ class CheckpointManager:
         target = self.step_folder(step)
         new, old = (target.with_name(f".{kind}-{target.name}") for kind in ("new", "old"))
         files: dict[str, str] = {}
-        remaining = iter(parts)
+        problem: Exception | None = None
         try:
-            if not self.folder.is_dir():
-                self.folder.mkdir(parents=True)
-                _sync(self.run)
-            self.clean_up()
-            new.mkdir()
-            for name, content in remaining:
-                files[name] = _write_file(new / name, content)
-                del content  # before the next one is gathered
+            self._make_folder(new)
+        except OSError as error:
+            problem = error
+        for name, content in parts:
+            try:
+                if problem is None:
+                    files[name] = _write_file(new / name, content)
+            except Exception as error:  # raised below
+                problem = error
+            del content  # before the next one is gathered
+        try:
+            if problem is not None:
+                raise problem
             manifest = {"format": FORMAT, "step": step, "score": score, "files": files}
             _write_file(new / MANIFEST, json.dumps({**manifest, "sha256": _checksum(manifest)}, indent=1))
             _sync(new)
@@ -211,7 +215,6 @@ class CheckpointManager:
             os.rename(new, target)
             _sync(self.folder)
         except Exception as error:
-            deque(remaining, maxlen=0)
             with suppress(OSError):
                 self.clean_up()
             if not isinstance(error, OSError):
@@ -220,21 +223,37 @@ class CheckpointManager:
                 f"the checkpoint of step {step} was not written to {str(self.folder)!r} ({error.strerror or error})"
             )
             raise OSError(error.errno, reason) from error
-        self._update_links()
-        for checkpoint in self.checkpoints()[KEEP:]:
-            if checkpoint != self.best():
-                with suppress(OSError):  # the next call tries again
-                    os.rename(checkpoint.folder, checkpoint.folder.with_name(f".gone-{checkpoint.folder.name}"))
-        self.clean_up()
+        self._delete_others()
         return target
+
+    def _make_folder(self, new: Path) -> None:
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            _sync(self.run)
+        self.clean_up()
+        new.mkdir()
 
     def best(self) -> Checkpoint | None:
         """The valid checkpoint of the highest score."""
-        tested = [(c.score, c.step, c) for c in self.checkpoints() if c.score is not None]
+        return self._best(self.checkpoints())
+
+    def _best(self, valid: list[Checkpoint]) -> Checkpoint | None:
+        tested = [(c.score, c.step, c) for c in valid if c.score is not None]
         return max(tested)[2] if tested else None
 
+    def _delete_others(self) -> None:
+        self._update_links()
+        valid = self.checkpoints()
+        kept = [*valid[:KEEP], self._best(valid)]
+        for checkpoint in valid:
+            if checkpoint not in kept:
+                with suppress(OSError):  # the next call tries again
+                    os.rename(checkpoint.folder, checkpoint.folder.with_name(f".gone-{checkpoint.folder.name}"))
+        self.clean_up()
+
     def _update_links(self) -> None:
-        for name, checkpoint in (("last", next(iter(self.checkpoints()), None)), ("best", self.best())):
+        valid = self.checkpoints()
+        for name, checkpoint in (("last", next(iter(valid), None)), ("best", self._best(valid))):
             link = self.run / name
             with suppress(OSError):  # some file systems have no links
                 if checkpoint is None:

@@ -279,16 +279,21 @@ class Trainer:
             "images": len(self.train),
         }
         parts = chain([(CONFIG, self.config)], self.learner.gather(progress))
-        path = self.manager.step_folder(self.progress.step)
-        with self.world.raise_on_all_ranks():  # whatever fails on rank 0, it gathers all parts
-            if not self.world.is_main:
-                deque(parts, maxlen=0)  # takes part in gathering
-            else:
-                try:
-                    self.manager.save(self.progress.step, score, parts)
-                except OSError as error:
-                    then = f"{self._name_last_checkpoint()}{suggest_fix(error)}, then go on with --resume"
-                    raise RunStoppedError(f"{error.strerror}. {then}") from error
+        problem: Exception | None = None
+        path = self.folder
+        if self.world.is_main:
+            try:
+                path = self.manager.save(self.progress.step, score, parts)
+            except Exception as error:
+                problem = error
+        else:
+            deque(parts, maxlen=0)  # takes part in gathering
+        with self.world.raise_on_all_ranks():
+            if isinstance(problem, OSError):
+                then = f"{self._name_last_checkpoint()}{suggest_fix(problem)}, then go on with --resume"
+                raise RunStoppedError(f"{problem.strerror}. {then}") from problem
+            if problem is not None:
+                raise problem
         self.saved_at = monotonic()
         return path
 
