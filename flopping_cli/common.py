@@ -196,7 +196,7 @@ Network = Annotated[
     ),
 ]
 ImgSize = Annotated[
-    int | None, typer.Option(min=1, max=8192, help="Size of images, for networks by name; by default their own.")
+    int | None, typer.Option(min=1, max=8192, help="Size of images, not for checkpoints; by default the network's own.")
 ]
 OwnCode = Annotated[
     str | None,

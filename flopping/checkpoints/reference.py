@@ -37,7 +37,7 @@ from flopping.models.zoo import ZOO
 Handoff = Literal["hybrid", "abs"]
 _WRAPPERS = ("model.", "module.", "_orig_mod.", "backbone.")
 _RECORDED = {"input", "logits", "logits_flopped_input", "pooled_features", "output", "output_flopped", "output_rot90"}
-_OUR_NAMES = {irrep.name for group in grid_groups().values() if group.order > 1 for irrep in group.irreps}
+_OUR_NAMES = {irrep.name for group in grid_groups().values() for irrep in group.irreps if len(irrep.name) > 1}
 _TRAINING_HEADS = ("dino_head.", "ibot_head.")  # beside the backbone of a teacher; its features are read before them
 _FREE = {"num_classes", "in_chans", "img_size"}  # they may differ within one architecture
 

@@ -15,7 +15,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def build_on_meta(make: Callable[[], M]) -> M:
-    """Call a function that makes a network, without memory for its weights and without work to initialise them.
+    """Call a function that makes a network, without memory for its weights.
 
     >>> build_on_meta(lambda: nn.Linear(1 << 20, 1 << 20)).weight.device.type
     'meta'

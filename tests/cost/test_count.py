@@ -127,7 +127,7 @@ def test_numbers_are_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count(lambda: nn.Linear(1 << 20, 1 << 20), (1 << 20,)).macs == 1 << 40  # 4 TB
 
 
-def test_building_leaves_out_only_how_weights_start() -> None:
+def test_building_without_memory_leaves_out_nothing_else() -> None:
     """Numbers on the CPU, shapes and types are as the constructor makes them."""
 
     class Net(nn.Module):

@@ -41,7 +41,12 @@ def image() -> torch.Tensor:
 
 
 # Nothing is dropped at random here: one network of each kind is enough to see that training takes the same lines.
-TRAINED = ("deit3_flop_test_patch16_64", "resmlp_flop_test_64", "convnext_flop_test")
+TRAINED = (
+    "deit3_flop_test_patch16_64",
+    "deit3_flop_invariant_test_patch16_64",
+    "resmlp_flop_test_64",
+    "convnext_flop_test",
+)
 MODES = [
     pytest.param(name, training, marks=pytest.mark.long if training and name not in TRAINED else ())
     for name in NETWORKS

@@ -188,7 +188,7 @@ def _how(rows: Sequence[Row]) -> str:
         text += f" Noise: a fixed matrix product, timed in every round, had an IQR of {span(noise, '{:.1%}')}"
         text += " of its median."
     if noise and max(noise) > NOISY:
-        text += f" The machine was busy (more than {NOISY:.0%}): differences below the noise are not significant."
+        text += f" The machine was busy (more than {NOISY:.0%}): differences below the noise may be noise."
     return text
 
 
