@@ -78,16 +78,24 @@ def start(cache: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """How a command ended, and what it said."""
+    _, err = process.communicate()  # closes its pipes
+    return process.returncode, err
+
+
 def test_killed_and_stopped_with_compiled_networks(tmp_path: Path, images: Path) -> None:
     cache, run, whole = tmp_path / "cache", tmp_path / "run", tmp_path / "whole"
-    assert start(cache, *run_of("ViT", images, whole, "--compile")).wait() == 0
+    code, err = end(start(cache, *run_of("ViT", images, whole, "--compile")))
+    assert code == 0, err
     arguments = run_of("ViT", images, run, "--compile")
     for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
         process = start(cache, *arguments)
         wait_for_a_step(run)
         os.killpg(process.pid, number)
-        _, err = process.communicate()
-        assert process.returncode == (-number if number == signal.SIGKILL else 3), err
+        code, err = end(process)
+        assert code == (-number if number == signal.SIGKILL else 3), err
         assert "Traceback" not in err
-    assert start(cache, *arguments).wait() == 0
+    code, err = end(start(cache, *arguments))
+    assert code == 0, err
     assert_same(run, whole)
