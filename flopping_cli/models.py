@@ -71,7 +71,7 @@ def models(
     console = Console()
     console.width = max(console.width, 120 if wide else 80)  # names are never cut
     console.print(table)
-    console.print(describe_columns(found), highlight=False)
+    console.print(describe_columns(found, wide), highlight=False)
 
 
 @app.command()

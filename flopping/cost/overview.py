@@ -124,12 +124,14 @@ def stored_figures() -> dict[str, dict[str, Any]]:
     return {row["name"]: {key: int(row[key]) if row[key] else None for key in STORED} for row in table}
 
 
-def describe_columns(found: Sequence[Row]) -> str:
+def describe_columns(found: Sequence[Row], wide: bool) -> str:
     """What the columns mean, and what the figures don't show."""
-    text = (
-        "Parameters in millions, FLOPs (paper's convention) and multiply-adds (MACs) in G for one image. 'met': equal"
-        f" at the published rounding; FLOPs also if fewer, or at most {TOLERANCE:.1%} more."
-    )
+    text = "Parameters in millions, FLOPs (paper's convention) in G for one image."
+    if wide:
+        text += (
+            " MACs: multiply-adds. 'met': equal at the published rounding; FLOPs also if fewer, or at most"
+            f" {TOLERANCE:.1%} more."
+        )
     groups = sorted({row.group for row in found if row.paper} - {"flop", "trivial"})
     if groups:
         example = next(row.paper for row in found if row.group == groups[0] and row.paper)
