@@ -37,7 +37,6 @@ from flopping.models.zoo import ZOO
 Handoff = Literal["hybrid", "abs"]
 _WRAPPERS = ("model.", "module.", "_orig_mod.", "backbone.")
 _RECORDED = {"input", "logits", "logits_flopped_input", "pooled_features", "output", "output_flopped", "output_rot90"}
-_OUR_NAMES = {irrep.name for group in grid_groups().values() for irrep in group.irreps if len(irrep.name) > 1}
 _TRAINING_HEADS = ("dino_head.", "ibot_head.")  # beside the backbone of a teacher; its features are read before them
 _FREE = {"num_classes", "in_chans", "img_size"}  # they may differ within one architecture
 
@@ -175,7 +174,8 @@ def _find_family(source: Source) -> Family:
         if any(family.mark in key for key in source):
             return family
     what = "this is no equivariant network of the reference code or of octic-vits"
-    if any(_OUR_NAMES.intersection(key.split(".")) for key in source):
+    ours = {irrep.name for group in grid_groups().values() for irrep in group.irreps if len(irrep.name) > 1}
+    if any(ours.intersection(key.split(".")) for key in source):
         what = "these are weights of this library already, for timm.create_model(..., checkpoint_path=...)"
     elif any(".attn.qkv." in key or "linear_tokens." in key or "conv_dw." in key for key in source):
         what += " but an ordinary one, as timm's, for our networks with group='trivial'"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -204,13 +205,15 @@ def is_measured(record: Record, known: Iterable[Record]) -> bool:
     return any(r.seconds and r.problem is None and key(r) == key(record) for r in known)
 
 
-ADAPTER = TypeAdapter(Record)
+@cache
+def _adapter() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
 
 
 def from_line(line: str) -> Record:
     """A record from its line; the error names a key that is missing, unknown or of another type."""
     try:
-        return ADAPTER.validate_json(line)
+        return _adapter().validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "not a record of `flopping bench`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from math import floor, log10
 from operator import attrgetter
@@ -218,7 +219,7 @@ def span(values: Sequence[float], form: str) -> str:
 
 
 def render_template(name: str, **values: Any) -> str:
-    return TEMPLATES.get_template(f"{name}.j2").render(**values)
+    return _environment().get_template(f"{name}.j2").render(**values)
 
 
 def escape_markdown(text: str) -> str:
@@ -230,11 +231,14 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
 
 
-TEMPLATES = Environment(
-    loader=PackageLoader("flopping.lab", "templates"),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
-TEMPLATES.filters["markdown"] = escape_markdown
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("flopping.lab", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["markdown"] = escape_markdown
+    return environment
