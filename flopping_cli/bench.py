@@ -91,7 +91,8 @@ def networks(
         bool, typer.Option("--goals", help="Every speed-up that is promised, and whether it is reached.")
     ] = False,
     own: Annotated[
-        bool, typer.Option("--own", help="Beside timm's X also our own: the trivial group, as fast as E(X) is made.")
+        bool,
+        typer.Option("--own", help="Beside X also E(X) with the trivial group: X with all that makes E(X) fast."),
     ] = False,
     baseline: Annotated[
         str | None, typer.Option(help="Compare all with this network; by default E(X), H(X) and I(X) with X.")
@@ -107,7 +108,7 @@ def networks(
     train: Annotated[bool, typer.Option("--train", help="Steps of training instead of inference.")] = False,
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, help="Timed rounds: 100 on CUDA; on a CPU 30, or as many as take 50 s, 10 at least."),
+        typer.Option(min=1, help="Timed rounds: 100 on CUDA; on a CPU 30, or as many as take 50 s, 15 at least."),
     ] = None,
     warmup: Annotated[int | None, typer.Option(min=0, help="Runs before: 10 on CUDA, 3 on a CPU.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=4096, help="CPU threads; by default all cores.")] = None,
@@ -265,8 +266,10 @@ def layers(
     import torch
 
     from flopping.lab.bench.bench_layers import MODES, bench_layers, caption
+    from flopping.machine import keep_freed_memory
 
     torch.set_num_threads(threads)
+    keep_freed_memory()
     with Progress(console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task(", then ".join(MODES), total=len(MODES) * repeats)
         results = list(bench_layers(only or (), repeats, progress=lambda: bar.advance(task)))

@@ -80,6 +80,7 @@ def predict(
     from flopping.deploy import predict as classify
     from flopping.errors import UsageError, pluralize
     from flopping.groups import trivial
+    from flopping.machine import keep_freed_memory
     from flopping.training.distributed import resolve_device
 
     console = Console(stderr=True)
@@ -96,6 +97,7 @@ def predict(
             photos.append(photo)
     if not photos:
         raise UsageError("there are no images to classify")
+    keep_freed_memory()
     classifier = open_classifier(target, average=average, code=code, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
         say(f"Warning: {name_network(classifier.name)} has no trained weights here: its answers mean nothing.", console)

@@ -148,6 +148,7 @@ def train(
     from flopping.data.batches import default_workers
     from flopping.errors import UsageError
     from flopping.lab.curves import show_curves
+    from flopping.machine import keep_freed_memory
     from flopping.training.checkpoint import CheckpointManager
     from flopping.training.job import RunOptions
     from flopping.training.run import train as run
@@ -170,6 +171,7 @@ def train(
         group=group,
         unreadable_share=unreadable_share,
     )
+    keep_freed_memory()
     with report_end(console, output):
         result = run(job, machine, output, progress_console(quiet), resume=resume, restart=restart)
         if is_rank0():
@@ -284,6 +286,7 @@ def evaluate(
 
     from flopping.data.batches import default_workers
     from flopping.errors import PeerLostError, RunStoppedError, UsageError
+    from flopping.machine import keep_freed_memory
     from flopping.training.evaluate import evaluate_checkpoint
 
     if not data:
@@ -291,6 +294,7 @@ def evaluate(
     if group is not None and not move:
         raise UsageError(f"--no-move tests no moved images, and --group {group} asks for them: leave one of them out")
     workers = default_workers() if workers is None else workers
+    keep_freed_memory()
     try:
         with Progress(console=progress_console(quiet or not is_rank0()), transient=True) as bar:
             task = bar.add_task("testing", total=None)

@@ -2,11 +2,13 @@
 
 import os
 import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from support.forked_python import ForkedPython
 
 from flopping import machine
 from flopping.errors import UsageError
@@ -41,6 +43,30 @@ def test_out_of_memory_is_recognised() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert not is_out_of_memory(error.value)
+
+
+COUNT_PAGES = """
+import resource, sys, torch
+from flopping.machine import keep_freed_memory
+
+assert sys.argv[1] == "as it is" or keep_freed_memory()
+torch.ones(10**7)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(10**7)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is an option of glibc")
+def test_freed_memory_is_kept(forks: ForkedPython) -> None:
+    """A block of 40 MB is requested again and again: by default, the system clears its pages every time."""
+    pages = {
+        how: int(subprocess.check_output([str(forks.executable), "-c", COUNT_PAGES, how], text=True))
+        for how in ("as it is", "kept")
+    }
+    assert pages["as it is"] > 50_000
+    assert pages["kept"] < pages["as it is"] / 5  # the second request may still enlarge the heap
 
 
 def test_float16_on_a_cpu_becomes_float32() -> None:

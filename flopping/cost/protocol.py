@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flopping.cost.records import Record, Setting, new_record
-from flopping.models import ZOO, names_in_paper, ordinary_twin, registered_name
+from flopping.models import names_in_paper, ordinary_twin, registered_name
 from flopping.models.paper import ordinary_name, results
 
 
@@ -21,7 +21,7 @@ class Protocol:
     repeats: int
     seconds: float | None = None
     """No round is begun after so many seconds, once there are `fewest`."""
-    fewest: int = 10
+    fewest: int = 15
 
 
 PAPER_PROTOCOL = Protocol(batch=64, dtype="float16", warmup=10, repeats=100)
@@ -34,7 +34,7 @@ def plan_records(
     """A record without figures for each network in each setting; `origin` are machine, command and time.
 
     A network is compared with X if it is E(X), H(X) or I(X), or with the given baseline, which is added to the list.
-    With `own`, so is our own X beside timm's: E(X) with the trivial group, which gets all that makes E(X) fast.
+    With `own`, so is E(X) with the trivial group: the ordinary network with all that makes E(X) fast.
 
     >>> setting = Setting("compiled", "inference", "cpu", "float32", batch=8, threads=2)
     >>> [record.model for record in plan_records(["E(ViT-S)"], [setting])]
@@ -49,7 +49,7 @@ def plan_records(
             baselines.setdefault(model, None)
         else:
             baselines.setdefault(other, None)
-            if own and other not in ZOO:
+            if own and other in names_in_paper():
                 baselines[f"E({names_in_paper()[other]}):trivial"] = other
             baselines[model] = other
     papers = names_in_paper()

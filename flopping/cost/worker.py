@@ -27,7 +27,8 @@ from flopping.cost.records import Memory, Setting
 from flopping.cost.timing import interleave
 from flopping.errors import UsageError
 from flopping.functional import compile_operations
-from flopping.machine import available_memory, is_out_of_memory
+from flopping.machine import available_memory, is_out_of_memory, keep_freed_memory
+from flopping.models import is_ordinary
 from flopping.models.blocks import compile_blocks
 from flopping.models.fuse import fuse
 from flopping.models.targets import example_input, load, load_on_meta
@@ -40,7 +41,8 @@ NOISE, NOISE_SIZE = "noise", 512
 class Run:
     """Calling it runs a network once on a batch of random images, and returns when the device is done.
 
-    Inference runs the inference form of our networks (`flopping.fuse`); timm's stay as they are. Training is forward,
+    Inference runs the inference form of our networks (`flopping.fuse`); timm's stay as they are. So do, with
+    `as_it_is`, ordinary networks that timm lacks: they compute all of their last block too. Training is forward,
     cross-entropy, backward and a step of AdamW, with the loss scaled for float16; the optimiser is not compiled.
     Precisions other than float32 are autocast. `MODES` says how each mode runs a network.
 
@@ -48,29 +50,30 @@ class Run:
     >>> Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), setting)()
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, setting: Setting) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, setting: Setting, as_it_is: bool = False) -> None:
         self.setting, self.device = setting, torch.device(setting.device)
         self.training = setting.task == "training"
         model = model.to(self.device).train(self.training)
-        self.model = model if self.training else fuse(model)
+        self.model = model if self.training or as_it_is else fuse(model)
         self.x = x.to(self.device)
-        self.compiled = self._compile()
+        self.compiled = self._compile(getattr(model, "forward_all", model) if as_it_is else self.model)
         self.must_freeze = setting.mode == "compiled-frozen"
         if self.training:
             self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
             self.scaler = torch.amp.GradScaler(self.device.type, enabled=setting.dtype == "float16")
 
-    def _compile(self) -> Callable[[Tensor], Tensor]:
+    def _compile(self, forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         mode = self.setting.mode
         # static shapes: a second network of the same class with another image size would get dynamic ones
         if mode in ("eager", "operations"):
-            return self.model
+            return forward
         if mode == "blocks":
-            return compile_blocks(self.model, dynamic=False)
+            compile_blocks(self.model, dynamic=False)
+            return forward
         if mode in ("reduce-overhead", "max-autotune"):
-            return torch.compile(self.model, dynamic=False, mode=mode)
+            return torch.compile(forward, dynamic=False, mode=mode)
         # the option keeps frozen code from being shared with code that is not frozen
-        return torch.compile(self.model, dynamic=False, options={"freezing": mode == "compiled-frozen"})
+        return torch.compile(forward, dynamic=False, options={"freezing": mode == "compiled-frozen"})
 
     def __call__(self) -> None:
         if self.setting.mode == "operations":
@@ -164,7 +167,7 @@ def _images(model: nn.Module, target: str, batch: int) -> Tensor:
 def _prepare(case: dict[str, Any], warmup: int) -> tuple[Run, float | None]:
     """A network that ran once and `warmup` times more, at least once, and how long the compiler took."""
     model, setting = load(case["model"]), Setting(**case["setting"])
-    run = Run(model, _images(model, case["model"], setting.batch), setting)
+    run = Run(model, _images(model, case["model"], setting.batch), setting, as_it_is=is_ordinary(case["model"]))
     seconds = []
     for _ in range(1 + max(1, warmup)):
         start = perf_counter()
@@ -185,6 +188,7 @@ def measure_memory(job: dict[str, Any], emit: Emit) -> None:
 
 def measure_time(job: dict[str, Any], emit: Emit) -> None:
     """Prepare the networks, then run them in turn and report the seconds of each round."""
+    keep_freed_memory()
     runs: dict[str, Callable[[], object]] = {}
     for case in job["cases"]:
         emit("preparing", key=case["key"])

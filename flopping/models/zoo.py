@@ -114,6 +114,16 @@ def ordinary_twin(name: str) -> str | None:
     return None if ordinary == paper else paper_names().get(ordinary)
 
 
+def is_ordinary(name: str) -> bool:
+    """Whether a registered name is one of ours for an ordinary network, which timm lacks.
+
+    >>> is_ordinary("resmlp_b24_224"), is_ordinary("resmlp_flop_b24_224"), is_ordinary("resmlp_24_224")
+    (True, False, False)
+    """
+    paper = ZOO[name].paper if name in ZOO else None
+    return paper is not None and ordinary_name(paper) == paper
+
+
 def registered_name(name: str) -> str:
     """The registered name of a model given by it or by the paper's name; spelling may be loose.
 
