@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flopping.features import Device, Dtype, Feature, Layout, Read, is_given
 from flopping.functional.grid import Grid
+from flopping.models.blocks import find_blocks
 from flopping.models.group_schedule import Schedule
 from flopping.nn import Module, TransformerBlock
 from flopping.nn.drop import probability
@@ -153,6 +154,11 @@ class Backbone(Module):
     @property
     def _layers(self) -> list[nn.Module]:
         return [layer for stage in self.stage_layers for layer in stage]
+
+    @property
+    def layers_to_compile(self) -> list[nn.Module]:
+        """What `compile_blocks` compiles."""
+        return find_blocks(self)
 
     @property
     def read(self) -> Read | None:

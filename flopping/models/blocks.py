@@ -67,20 +67,19 @@ def compile_blocks(model: M, **options: Any) -> M:
     """Compile the blocks of a network in place, each kind once: blocks of one kind share a graph.
 
     A whole network of 12 equal blocks takes a minute to compile, one block some seconds. What is not in a block (the
-    stem, the head) stays as it is, except layers that a network names as `stem_layers`. `options` are those of
-    `torch.compile`. Returns the network.
+    stem, the head) stays as it is. Our networks name the layers that are worth compiling (`layers_to_compile`).
+    `options` are those of `torch.compile`. Returns the network.
 
     >>> compile_blocks(nn.Linear(2, 2))
     Traceback (most recent call last):
     ...
     ValueError: Linear has no blocks to compile: neither a list 'blocks' nor a Sequential 'layer1'
     """
-    blocks = find_blocks(model)
-    if not blocks:
+    parts = getattr(model, "layers_to_compile", None) or find_blocks(model)
+    if not parts:
         raise ValueError(
             f"{type(model).__name__} has no blocks to compile: neither a list 'blocks' nor a Sequential 'layer1'"
         )
-    parts = [*getattr(model, "stem_layers", ()), *blocks]
     # each kind may need graphs of its own: for training, for tests, for sizes of batches, for the last block
     allow_graphs(8 * len(group_blocks(parts)))
     for part in parts:

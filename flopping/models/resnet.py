@@ -275,9 +275,9 @@ class ResNet(Backbone):
         return [getattr(self, f"layer{i + 1}") for i in range(self.stage_count)]
 
     @property
-    def stem_layers(self) -> list[nn.Module]:
-        """What `compile_blocks` compiles beside the blocks: maps are largest here."""
-        return [self.conv1, self.bn1, self.maxpool]
+    def layers_to_compile(self) -> list[nn.Module]:
+        """The stem, too: maps are largest there."""
+        return [self.conv1, self.bn1, self.maxpool, *super().layers_to_compile]
 
     @property
     def stage_layers(self) -> list[list[nn.Module]]:

@@ -199,6 +199,12 @@ class VisionTransformer(TokenBackbone):
     def read(self) -> Read | None:
         return first_token if self.global_pool == "token" else None
 
+    @property
+    def layers_to_compile(self) -> list[nn.Module]:
+        """Not the last block if it computes the class token alone: it is as fast uncompiled, and a kind of its own."""
+        blocks = super().layers_to_compile
+        return blocks if self.read is None else blocks[:-1]
+
     def finish(self, x: Feature) -> Tensor:
         even: Tensor = self.readout(self.norm(x))[0]
         return even

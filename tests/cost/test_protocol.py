@@ -44,7 +44,7 @@ def test_our_own_ordinary_network_beside_that_of_timm() -> None:
 
 
 def test_goals_are_judged_within_a_run() -> None:
-    goal = next(goal for goal in goals() if goal.name == "E(ViT-S)")
+    goal = next(goal for goal in goals() if (goal.name, goal.setting.mode) == ("E(ViT-S)", "blocks"))
     x, e = (record.model for record in goal.plan())
 
     def judged(*runs: str, seconds: float = 1.0, **changes: Any) -> list[GoalResult]:
@@ -58,7 +58,7 @@ def test_goals_are_judged_within_a_run() -> None:
         return [verdict for verdict in goal_results(records) if verdict.met is not None]
 
     speed, compiling = judged("a")
-    assert speed[1:] == ("1.80 [1.80, 1.80]", ">= 1.72", True)
+    assert speed[1:] == ("1.80 [1.80, 1.80]", ">= 1.67", True)
     assert compiling[1:] == ("12.5 s", "<= 15 s", True)
     assert [verdict.met for verdict in judged("a", seconds=1.2, compile_seconds=15.1)] == [False, False]
     assert judged("a", "b") == judged("a", problem="interrupted after 2 rounds") == []

@@ -32,10 +32,11 @@ needs_compiler = pytest.mark.skipif(
 def test_one_graph_for_each_kind(name: str) -> None:
     """Kinds: blocks before and after a hand-off, and the last block, which computes less.
 
-    What a back end makes of graphs is not asked here.
+    A transformer's last block, which computes the class token alone, is not compiled. What a back end makes of graphs
+    is not asked here.
     """
     model = randomize_(timm.create_model(name)).eval()
-    kinds = 3 if "hybrid" in name else 2
+    kinds = 1 if "deit3_flipflop" in name else 2
     torch.compiler.reset()
     counters.clear()
     compiled = flopping.compile_blocks(flopping.fuse(model), backend="eager", fullgraph=True)

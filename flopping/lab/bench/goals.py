@@ -11,8 +11,8 @@ from flopping.cost.timing import Timing
 from flopping.lab.bench.launches import count_launches
 from flopping.models import registered_name
 
-COMPILED = "blocks"
-"""The mode in which compiled networks are promised to be fast: each kind of block is compiled once."""
+COMPILED, BLOCKS = "compiled", "blocks"
+"""The whole network; each kind of block once."""
 PAPER_SPEEDUPS = {
     "E(ViT-S)": 1.72,
     "E(ResMLP-T12)": 1.84,
@@ -26,8 +26,9 @@ PAPER_SPEEDUPS = {
 LARGER_GROUPS = {"flipflop E(ViT-L)": 2.8, "octic E(ViT-L)": 3.0, "octic H(ViT-L)": 1.45}
 """Of networks for larger groups, compiled, at a batch of 4."""
 SPEEDUPS: dict[tuple[str, str], dict[str, float]] = {
-    ("inference", COMPILED): {**PAPER_SPEEDUPS, "E(ResNet-50)": 1.45, **LARGER_GROUPS},
-    ("training", COMPILED): {
+    ("inference", COMPILED): PAPER_SPEEDUPS,
+    ("inference", BLOCKS): {"E(ViT-S)": 0.97 * PAPER_SPEEDUPS["E(ViT-S)"], "E(ResNet-50)": 1.45, **LARGER_GROUPS},
+    ("training", BLOCKS): {
         "E(ViT-S)": 1.65,
         "E(ResMLP-S24)": 1.85,
         "E(ConvNeXt-S (iso.))": 1.70,
@@ -38,7 +39,7 @@ SPEEDUPS: dict[tuple[str, str], dict[str, float]] = {
     ("inference", "eager"): dict.fromkeys(PAPER_SPEEDUPS, 1.35),
 }
 """How many times the throughput of X that of E(X) or H(X) must be at least, by task and mode."""
-COMPILE_SECONDS = {("E(ViT-S)", "inference", COMPILED): 15.0}
+COMPILE_SECONDS = {("E(ViT-S)", "inference", BLOCKS): 15.0}
 """How long `flopping.compile_blocks` may take, from an empty cache."""
 LAUNCHES = {"E(ViT-S)": {"eager": 4.0, "operations": 2.5}}
 """How many times the launches of X a forward pass may have, by mode."""
