@@ -249,11 +249,15 @@ def test_an_experiment_of_other_arms_with_all_orientations(quick: None, tmp_path
     assert [Job.read(tmp_path / "runs" / each.name).recipe.symmetry for each in found.plan.runs] == [None, "octic"]
 
 
-def test_an_experiment_with_residual_networks(quick: None, tmp_path: Path) -> None:
-    """The plan of the package in small: its recipe with a narrow network, trained for an epoch."""
+def test_the_plan_with_residual_networks() -> None:
     planned = load("cifar10_resnet")
     assert [each.name for each in planned.runs][:3] == [f"cifar10_resnet-{arm}-0" for arm in ("x", "e", "e-time")]
     assert len(planned.runs) == 9
+
+
+@pytest.mark.long
+def test_an_experiment_with_residual_networks(quick: None, tmp_path: Path) -> None:
+    """The plan of the package in small: its recipe with a narrow network, trained for an epoch."""
     narrow = ["epochs=1", "warmup_epochs=0.5", "batch_size=8", "model_args={widths: [4, 8, 8], stem_width: 4}"]
     (tmp_path / "small.yaml").write_text(load_recipe("cifar10_resnet").override(narrow).to_yaml())
     (tmp_path / "plan.yaml").write_text("{title: Small, about: Noise., pairs: [{recipe: small.yaml, seeds: 1}]}")
