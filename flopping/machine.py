@@ -90,13 +90,14 @@ def keep_freed_memory() -> bool:
     """Let this process keep the memory that it frees, for its next allocations; return whether the C library can.
 
     By default glibc returns large blocks to the system, and requests them again in the next forward pass or training
-    step. The system clears every page of them, which takes up to a tenth of the time of a step. Call it once, before
-    the first step; the resident set then stays at its peak.
+    step. The system clears every page of them, which takes up to an eighth of the time of a step (docs/speed.md). Call
+    it once, before the first step. It holds for memory that the main thread allocates; the resident set then stays at
+    its peak.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
-    if mallopt is None:
+    if mallopt is None or mallopt(M_TRIM_THRESHOLD, -1) != 1:  # -1: free memory is never returned
         return False
-    return all(mallopt(option, 2**31 - 1) == 1 for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+    return any(mallopt(M_MMAP_THRESHOLD, size) == 1 for size in (2**31 - 1, 2**25))  # older versions: 32 MiB at most
 
 
 def is_out_of_memory(error: BaseException) -> bool:

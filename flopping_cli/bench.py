@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from dataclasses import asdict, replace
@@ -150,8 +149,6 @@ def networks(
     from flopping.machine import this_machine, usable_cores
     from flopping.training.distributed import resolve_device
 
-    if os.name != "posix":
-        raise UsageError("flopping bench needs Linux or macOS: it starts and ends processes as these do")
     if bool(models) + paper + goals != 1:
         raise UsageError(
             'say what to measure, in one of three ways: names of networks, e.g. "E(ViT-S)", --paper, --goals'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import closing
 from dataclasses import asdict
@@ -36,12 +35,10 @@ def doctor(
 
     Examples: flopping doctor; flopping doctor --device cpu --json
     """
-    from flopping.errors import UsageError, pluralize
+    from flopping.errors import pluralize
     from flopping.lab.doctor import describe_machine, examine, plan, sentence
     from flopping.training.distributed import resolve_device
 
-    if os.name != "posix":
-        raise UsageError("flopping doctor needs Linux or macOS: it starts and ends processes as these do")
     on = str(resolve_device(device))
     results: list[Result] = []
     interrupted, machine = False, dict[str, str]()

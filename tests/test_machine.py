@@ -1,6 +1,7 @@
 """Which precisions run: on CUDA torch is asked, on a CPU a child process tries, and the caller survives."""
 
 import os
+import platform
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -59,15 +60,14 @@ print(count_pages(), keep_freed_memory(), count_pages())
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is an option of glibc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is a function of glibc")
 def test_freed_memory_is_kept() -> None:
     """A block of 40 MB is requested again and again: by default, the system clears its pages every time.
 
-    In a process of its own, because only its main thread keeps what it frees, and a fork may be another thread.
+    In a separate process: the setting can't be undone, and it holds for the main thread only.
     """
     default, kept, after = subprocess.check_output([sys.executable, "-c", COUNT_PAGES], text=True).split()
     assert kept == "True"
-    assert int(default) > 50_000
     assert int(after) < int(default) / 5
 
 

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flopping.cost.meta import ShapeCache, build_on_meta, copy_to_meta
 from flopping.cost.operations import PRICES, Cost, numbers_in, operation_name, per_output, price_table
+from flopping.models.backbone import whole_forward
 
 Size = tuple[int, ...]
 
@@ -76,7 +77,7 @@ def count(
     with torch.inference_mode(not training), ShapeCache(), counter, torch.device("meta"):  # type: ignore[no-untyped-call]
         x = _inputs(input_size, batch, dtype)
         with _Unfused() if training else nullcontext():
-            out = getattr(shadow, "forward_all", shadow)(x)  # the paper counts all of the last block
+            out = whole_forward(shadow)(x)  # the paper counts all of the last block
         if training:
             counter.mod_tracker.backward([t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad])
     if counter.unknown:

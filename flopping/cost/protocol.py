@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flopping.cost.records import Record, Setting, new_record
-from flopping.models import names_in_paper, ordinary_twin, registered_name
+from flopping.errors import UsageError
+from flopping.models import names_in_paper, ordinary_twin, paper_names, registered_name
 from flopping.models.paper import ordinary_name, results
 
 
@@ -20,8 +21,8 @@ class Protocol:
     warmup: int
     repeats: int
     seconds: float | None = None
-    """No round is begun after so many seconds, once there are `fewest`."""
-    fewest: int = 15
+    """After so many seconds no round starts, if at least `min_repeats` are done."""
+    min_repeats: int = 15
 
 
 PAPER_PROTOCOL = Protocol(batch=64, dtype="float16", warmup=10, repeats=100)
@@ -42,6 +43,7 @@ def plan_records(
     """
     models = [name if ":" in name else registered_name(name) for name in names]
     common = baseline if baseline is None or ":" in baseline else registered_name(baseline)
+    papers = names_in_paper()
     baselines: dict[str, str | None] = {}
     for model in models:
         other = common or ordinary_twin(model)
@@ -49,10 +51,12 @@ def plan_records(
             baselines.setdefault(model, None)
         else:
             baselines.setdefault(other, None)
-            if own and other in names_in_paper():
-                baselines[f"E({names_in_paper()[other]}):trivial"] = other
+            if own:
+                twin = f"E({papers.get(other, other)})"
+                if twin not in paper_names():
+                    raise UsageError(f"--own adds E(X) with the trivial group, and there is no E(X) of {other!r}")
+                baselines[f"{twin}:trivial"] = other
             baselines[model] = other
-    papers = names_in_paper()
     return [
         new_record(model=model, paper=papers.get(model), baseline=other, setting=setting, **origin)
         for setting in settings

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from flopping.cost.operations import PRICES, operation_name
 from flopping.features import Feature
 from flopping.functional.operation import operations_by
-from flopping.models.blocks import find_blocks, group_blocks
+from flopping.models.backbone import whole_forward
+from flopping.models.blocks import find_blocks, group_blocks, layers_to_compile
 
 MATRIX = (
     *("linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "convolution", "conv2d"),
@@ -161,7 +162,7 @@ def trace_forward(model: nn.Module, x: Tensor, operations: bool = False, everyth
     With `operations`, each operation that `flopping.compile_operations` compiles counts as one kernel. With
     `everything`, our networks compute all of their last block.
     """
-    forward = getattr(model, "forward_all", model) if everything else model
+    forward = whole_forward(model) if everything else model
     trace = Trace()
     with ExitStack() as hooks:
         for number, block in enumerate(find_blocks(model)):
@@ -184,12 +185,13 @@ def _sizes(value: Any) -> dict[int, tuple[int, int]]:
 
 
 def compiled_kernels(model: nn.Module, x: Tensor) -> list[Kernel]:
-    """The kernels that torch's compiler makes of the blocks of a network, each kind of block compiled once."""
+    """The kernels that torch's compiler makes of the blocks that `compile_blocks` compiles, each kind once."""
     from torch._functorch import config as autograd_config
     from torch._inductor import config, metrics
     from torch._inductor.compile_fx import inductor_metrics_log
 
-    blocks = find_blocks(model)
+    every = find_blocks(model)
+    blocks = [block for block in layers_to_compile(model) if block in every]
     inputs: list[tuple[Any, ...]] = []
     with torch.no_grad(), ExitStack() as hooks:
         for block in blocks:
@@ -211,7 +213,7 @@ def compiled_kernels(model: nn.Module, x: Tensor) -> list[Kernel]:
                 torch.compile(kind[0], dynamic=False)(*inputs[blocks.index(kind[0])])
             sizes = [4 * numbers for _, numbers in metrics.nodes_num_elem if numbers]
             for block in kind:
-                found += [Kernel("compiled", 0, size, blocks.index(block)) for size in sizes]
+                found += [Kernel("compiled", 0, size, every.index(block)) for size in sizes]
     finally:
         inductor_metrics_log.setLevel(level)
     return found

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch._dynamo
 import torch._inductor.config as inductor
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,8 +26,10 @@ from flopping.cost.records import Memory, Setting
 from flopping.cost.timing import interleave
 from flopping.errors import UsageError
 from flopping.functional import compile_operations
+from flopping.functional.operation import allow_graphs
 from flopping.machine import available_memory, is_out_of_memory, keep_freed_memory
-from flopping.models import is_ordinary
+from flopping.models import is_our_ordinary
+from flopping.models.backbone import whole_forward
 from flopping.models.blocks import compile_blocks
 from flopping.models.fuse import fuse
 from flopping.models.targets import example_input, load, load_on_meta
@@ -41,22 +42,22 @@ NOISE, NOISE_SIZE = "noise", 512
 class Run:
     """Calling it runs a network once on a batch of random images, and returns when the device is done.
 
-    Inference runs the inference form of our networks (`flopping.fuse`); timm's stay as they are. So do, with
-    `as_it_is`, ordinary networks that timm lacks: they compute all of their last block too. Training is forward,
-    cross-entropy, backward and a step of AdamW, with the loss scaled for float16; the optimiser is not compiled.
-    Precisions other than float32 are autocast. `MODES` says how each mode runs a network.
+    Inference runs the inference form of our networks (`flopping.fuse`); timm's stay as they are. With
+    `optimised=False` a network is not fused, and computes the whole last block. Training is forward, cross-entropy,
+    backward and a step of AdamW, with the loss scaled for float16; the optimiser is not compiled. Precisions other
+    than float32 are autocast. `MODES` says how each mode runs a network.
 
     >>> setting = Setting("eager", "training", "cpu", "float32", batch=2, threads=1)
     >>> Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), setting)()
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, setting: Setting, as_it_is: bool = False) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, setting: Setting, optimised: bool = True) -> None:
         self.setting, self.device = setting, torch.device(setting.device)
         self.training = setting.task == "training"
         model = model.to(self.device).train(self.training)
-        self.model = model if self.training or as_it_is else fuse(model)
+        self.model = fuse(model) if optimised and not self.training else model
         self.x = x.to(self.device)
-        self.compiled = self._compile(getattr(model, "forward_all", model) if as_it_is else self.model)
+        self.compiled = self._compile(self.model if optimised else whole_forward(model))
         self.must_freeze = setting.mode == "compiled-frozen"
         if self.training:
             self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
@@ -68,7 +69,7 @@ class Run:
         if mode in ("eager", "operations"):
             return forward
         if mode == "blocks":
-            compile_blocks(self.model, dynamic=False)
+            compile_blocks(self.model, every=forward is not self.model, dynamic=False)
             return forward
         if mode in ("reduce-overhead", "max-autotune"):
             return torch.compile(forward, dynamic=False, mode=mode)
@@ -167,7 +168,9 @@ def _images(model: nn.Module, target: str, batch: int) -> Tensor:
 def _prepare(case: dict[str, Any], warmup: int) -> tuple[Run, float | None]:
     """A network that ran once and `warmup` times more, at least once, and how long the compiler took."""
     model, setting = load(case["model"]), Setting(**case["setting"])
-    run = Run(model, _images(model, case["model"], setting.batch), setting, as_it_is=is_ordinary(case["model"]))
+    run = Run(
+        model, _images(model, case["model"], setting.batch), setting, optimised=not is_our_ordinary(case["model"])
+    )
     seconds = []
     for _ in range(1 + max(1, warmup)):
         start = perf_counter()
@@ -206,7 +209,7 @@ def measure_time(job: dict[str, Any], emit: Emit) -> None:
             job["repeats"],
             warmup=0,
             progress=lambda seconds: emit("round", seconds=seconds),
-            enough=lambda rounds: limit is not None and rounds >= job["fewest"] and perf_counter() - start > limit,
+            enough=lambda rounds: limit is not None and rounds >= job["min_repeats"] and perf_counter() - start > limit,
         )
 
 
@@ -248,9 +251,7 @@ def main(jobs: Mapping[str, Callable[[dict[str, Any], Emit], None]] = JOBS) -> N
     Thread(target=_end_with_caller, daemon=True).start()
     torch.set_num_threads(job["cases"][0]["setting"]["threads"])
     torch.manual_seed(0)
-    # networks of one class share their code, and the compiler gives up on code that it compiled too often
-    config = torch._dynamo.config
-    setattr(config, "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit", 10_000)
+    allow_graphs(10_000)  # networks of one class share their code
     try:
         if job["cases"][0]["setting"]["device"] == "cpu":
             _limit_memory()

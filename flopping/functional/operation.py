@@ -33,10 +33,16 @@ def compile_operations(enable: bool = True) -> None:
     compiler = os.environ.get("CXX", "g++")
     if enable and not torch.cuda.is_available() and shutil.which(compiler) is None:
         raise UsageError(f"compile_operations needs a C++ compiler, and {compiler!r} (CXX) is not found: install one")
-    if enable:  # layouts and shapes need graphs of their own; beyond a limit of 8 torch would leave them uncompiled
-        limits = torch._dynamo.config
-        limits.cache_size_limit = max(limits.cache_size_limit, 64)
+    if enable:
+        allow_graphs(64)  # layouts and shapes need graphs of their own
     _compiler = _compile if enable else None
+
+
+def allow_graphs(number: int) -> None:
+    """Raise torch's limit of compiled graphs per function, which is 8; beyond it, functions run uncompiled."""
+    limits = torch._dynamo.config  # by their older names, which all versions know
+    limits.cache_size_limit = max(limits.cache_size_limit, number)
+    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, 2 * number)
 
 
 @contextmanager

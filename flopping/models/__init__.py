@@ -7,7 +7,7 @@ from flopping.models.resnet import ResNet
 from flopping.models.sizes import Entry
 from flopping.models.vision_transformer import VisionTransformer
 from flopping.models.weights import from_timm
-from flopping.models.zoo import ZOO, is_ordinary, names_in_paper, ordinary_twin, paper_names, registered_name
+from flopping.models.zoo import ZOO, is_our_ordinary, names_in_paper, ordinary_twin, paper_names, registered_name
 
 __all__ = [
     "ZOO",
@@ -18,7 +18,7 @@ __all__ = [
     "ResNet",
     "VisionTransformer",
     "from_timm",
-    "is_ordinary",
+    "is_our_ordinary",
     "names_in_paper",
     "ordinary_twin",
     "paper_names",

@@ -6,7 +6,7 @@ Inside, features are tuples. What leaves is one plain tensor, channels ordered [
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from timm.layers import global_pool_nlc
@@ -257,6 +257,12 @@ class Backbone(Module):
     @abstractmethod
     def _prune(self, stages: int) -> None:
         """Drop all layers after a number of stages."""
+
+
+def whole_forward(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The forward pass that computes all of the last block: `forward_all` of our networks, others have no other."""
+    forward: Callable[[Tensor], Tensor] = getattr(model, "forward_all", model)
+    return forward
 
 
 def run(

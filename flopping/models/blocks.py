@@ -6,8 +6,9 @@ import re
 from typing import Any, TypeVar
 
 import torch
-import torch._dynamo
 from torch import nn
+
+from flopping.functional.operation import allow_graphs
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -54,20 +55,17 @@ def _describe(block: nn.Module) -> list[tuple[str, type, dict[str, Any], list[tu
     return found
 
 
-def allow_graphs(number: int) -> None:
-    """Raise torch's limit of compiled graphs per function, which is 8; beyond it, functions run uncompiled."""
-    import torch._dynamo
-
-    limits = torch._dynamo.config  # by their older names, which all versions know
-    limits.cache_size_limit = max(limits.cache_size_limit, number)
-    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, 2 * number)
+def layers_to_compile(model: nn.Module) -> list[nn.Module]:
+    """The layers that our networks name as worth compiling, or all blocks of another network."""
+    found: list[nn.Module] | None = getattr(model, "layers_to_compile", None)
+    return find_blocks(model) if found is None else found
 
 
-def compile_blocks(model: M, **options: Any) -> M:
+def compile_blocks(model: M, *, every: bool = False, **options: Any) -> M:
     """Compile the blocks of a network in place, each kind once: blocks of one kind share a graph.
 
-    A whole network of 12 equal blocks takes a minute to compile, one block some seconds. What is not in a block (the
-    stem, the head) stays as it is. Our networks name the layers that are worth compiling (`layers_to_compile`).
+    A whole network of 12 equal blocks takes a minute to compile, one block some seconds. What is compiled are the
+    model's `layers_to_compile`, if it has them, or all blocks; with `every`, all blocks. The rest stays uncompiled.
     `options` are those of `torch.compile`. Returns the network.
 
     >>> compile_blocks(nn.Linear(2, 2))
@@ -75,7 +73,7 @@ def compile_blocks(model: M, **options: Any) -> M:
     ...
     ValueError: Linear has no blocks to compile: neither a list 'blocks' nor a Sequential 'layer1'
     """
-    parts = getattr(model, "layers_to_compile", None) or find_blocks(model)
+    parts = find_blocks(model) if every else layers_to_compile(model)
     if not parts:
         raise ValueError(
             f"{type(model).__name__} has no blocks to compile: neither a list 'blocks' nor a Sequential 'layer1'"

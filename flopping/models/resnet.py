@@ -276,7 +276,7 @@ class ResNet(Backbone):
 
     @property
     def layers_to_compile(self) -> list[nn.Module]:
-        """The stem, too: maps are largest there."""
+        """The stem and all blocks: the maps of the stem are the largest."""
         return [self.conv1, self.bn1, self.maxpool, *super().layers_to_compile]
 
     @property

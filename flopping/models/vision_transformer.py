@@ -201,9 +201,9 @@ class VisionTransformer(TokenBackbone):
 
     @property
     def layers_to_compile(self) -> list[nn.Module]:
-        """Not the last block if it computes the class token alone: it is as fast uncompiled, and a kind of its own."""
+        """All blocks; without the last one if the head reads the class token: that block is as fast uncompiled."""
         blocks = super().layers_to_compile
-        return blocks if self.read is None else blocks[:-1]
+        return blocks if self.read is None or len(blocks) == 1 else blocks[:-1]
 
     def finish(self, x: Feature) -> Tensor:
         even: Tensor = self.readout(self.norm(x))[0]

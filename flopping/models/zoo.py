@@ -114,10 +114,10 @@ def ordinary_twin(name: str) -> str | None:
     return None if ordinary == paper else paper_names().get(ordinary)
 
 
-def is_ordinary(name: str) -> bool:
-    """Whether a registered name is one of ours for an ordinary network, which timm lacks.
+def is_our_ordinary(name: str) -> bool:
+    """Whether a name is that of an ordinary network that we register because timm lacks it.
 
-    >>> is_ordinary("resmlp_b24_224"), is_ordinary("resmlp_flop_b24_224"), is_ordinary("resmlp_24_224")
+    >>> is_our_ordinary("resmlp_b24_224"), is_our_ordinary("resmlp_flop_b24_224"), is_our_ordinary("resmlp_24_224")
     (True, False, False)
     """
     paper = ZOO[name].paper if name in ZOO else None

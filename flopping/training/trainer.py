@@ -371,7 +371,7 @@ class Trainer:
         except OSError as error:
             if self.world.size == 1:
                 raise
-            self._set_problem(f"{error.strerror}. Free some space, then go on with --resume")
+            self._set_problem(f"{error.strerror}. {suggest_fix(error)}, then go on with --resume")
 
     def _announce(self) -> None:
         recipe, order = self.recipe, self.order

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
 from support.measurements import in_setting, ordinary
 
 from flopping.cost.protocol import group_by_baseline, paper_networks, plan_records
+from flopping.errors import UsageError
 from flopping.lab.bench.goals import SPEEDUPS, GoalResult, goal_results, goals
 from flopping.models import paper_names
 from flopping.models.paper import ordinary_name, results
@@ -41,6 +43,9 @@ def test_our_own_ordinary_network_beside_that_of_timm() -> None:
     assert planned == [(x, None), ("E(ViT-S):trivial", x), (paper_names()["E(ViT-S)"], x)]
     models = [record.model for record in plan_records(["E(ResMLP-B24)"], ONE, own=True)]  # timm has none
     assert models == ["resmlp_b24_224", "E(ResMLP-B24):trivial", "resmlp_flop_b24_224"]
+    for baseline in ("resnet18.a1_in1k", "E(ViT-S)"):
+        with pytest.raises(UsageError, match="there is no E"):
+            plan_records(["H(ViT-S)"], ONE, baseline=baseline, own=True)
 
 
 def test_goals_are_judged_within_a_run() -> None:

@@ -55,7 +55,7 @@ SETTING = Setting("onnxruntime", "inference", "cpu", "float32", batch=1, threads
 def measured(*models: str, **changes: float) -> list[Record]:
     """What is measured of networks, until an interrupt."""
     records: list[Record] = []
-    protocol = replace(Protocol(batch=1, dtype="float32", warmup=0, repeats=4, fewest=2), **changes)
+    protocol = replace(Protocol(batch=1, dtype="float32", warmup=0, repeats=4, min_repeats=2), **changes)
     planned = [new_record(model=model, setting=SETTING) for model in models]
     with suppress(KeyboardInterrupt):
         ExportedSession(protocol, records.append).measure(planned)

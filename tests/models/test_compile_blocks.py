@@ -50,6 +50,15 @@ def test_one_graph_for_each_kind(name: str) -> None:
     assert not counters["graph_break"]
 
 
+def test_which_blocks_of_a_transformer_are_compiled() -> None:
+    """Not the last one, if it is there for the class token alone and isn't the only one."""
+    cases = ((3, "token", False, 2), (3, "token", True, 3), (3, "avg", False, 3), (1, "token", False, 1))
+    for depth, pool, every, wanted in cases:
+        model = timm.create_model("deit3_flop_test_patch16_64", depth=depth, global_pool=pool)
+        flopping.compile_blocks(model, every=every, backend="eager")
+        assert [block._compiled_call_impl is not None for block in model.blocks] == [n < wanted for n in range(depth)]
+
+
 @pytest.mark.parametrize("form", ["fused", "as it is"])
 @torch._dynamo.config.patch(cache_size_limit=8)  # torch's own, whatever ran before
 def test_the_stem_of_a_residual_network_is_compiled(form: str) -> None:

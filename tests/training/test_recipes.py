@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import timm
@@ -19,12 +20,13 @@ from typer.testing import CliRunner
 from flopping import Layout
 from flopping.cost.count import count
 from flopping.cost.overview import stored_figures
+from flopping.groups.grid_groups import grid_groups
 from flopping.models import registered_name
 from flopping.models.blocks import find_blocks
 from flopping.models.paper import ordinary_name, results
 from flopping.nn import DropPath
 from flopping.training.networks import build, set_drop_path
-from flopping.training.recipe import Recipe, documentation, load, names, read, text_of
+from flopping.training.recipe import GroupName, Recipe, documentation, load, names, read, text_of
 from flopping_cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -279,3 +281,7 @@ def test_command_refuses(arguments: list[str], value: str) -> None:
     result = runner.invoke(app, ["recipes", *arguments], env={"COLUMNS": "300"})
     assert result.exit_code == 2
     assert value in result.output
+
+
+def test_recipes_know_every_group_of_the_pixel_grid() -> None:
+    assert {"trivial", *get_args(GroupName)} == set(grid_groups())

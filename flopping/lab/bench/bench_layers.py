@@ -15,8 +15,8 @@ from flopping import nn as fnn
 from flopping.cost.timing import Timing, interleave
 from flopping.errors import UsageError
 from flopping.features import Feature, Layout
+from flopping.functional.operation import allow_graphs
 from flopping.groups import flop
-from flopping.models.blocks import allow_graphs
 
 BATCH, WIDTH, IMAGE, PATCH = 8, 768, 224, 16
 TOKENS = (IMAGE // PATCH) ** 2 + 1  # with a class token: 8 x 197 = 1576 rows

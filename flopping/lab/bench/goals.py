@@ -12,8 +12,8 @@ from flopping.lab.bench.launches import count_launches
 from flopping.models import registered_name
 
 COMPILED, BLOCKS = "compiled", "blocks"
-"""The whole network; each kind of block once."""
-PAPER_SPEEDUPS = {
+"""Modes of `flopping bench`: the network compiled as a whole, or each kind of block once."""
+COMPILED_SPEEDUPS = {
     "E(ViT-S)": 1.72,
     "E(ResMLP-T12)": 1.84,
     "E(ResMLP-S24)": 1.90,
@@ -24,10 +24,10 @@ PAPER_SPEEDUPS = {
 }
 """Of networks of the paper, when they are compiled."""
 LARGER_GROUPS = {"flipflop E(ViT-L)": 2.8, "octic E(ViT-L)": 3.0, "octic H(ViT-L)": 1.45}
-"""Of networks for larger groups, compiled, at a batch of 4."""
+"""Of networks for larger groups, compiled block by block, at a batch of 4."""
 SPEEDUPS: dict[tuple[str, str], dict[str, float]] = {
-    ("inference", COMPILED): PAPER_SPEEDUPS,
-    ("inference", BLOCKS): {"E(ViT-S)": 0.97 * PAPER_SPEEDUPS["E(ViT-S)"], "E(ResNet-50)": 1.45, **LARGER_GROUPS},
+    ("inference", COMPILED): COMPILED_SPEEDUPS,
+    ("inference", BLOCKS): {"E(ViT-S)": 1.67, "E(ResNet-50)": 1.45, **LARGER_GROUPS},
     ("training", BLOCKS): {
         "E(ViT-S)": 1.65,
         "E(ResMLP-S24)": 1.85,
@@ -35,8 +35,8 @@ SPEEDUPS: dict[tuple[str, str], dict[str, float]] = {
         "E(ResNet-50)": 1.4,
     },
     ("inference", EXPORTED): dict.fromkeys(("E(ViT-S)", "E(ResMLP-S24)"), 1.6),
-    ("inference", "operations"): dict.fromkeys(PAPER_SPEEDUPS, 1.5),
-    ("inference", "eager"): dict.fromkeys(PAPER_SPEEDUPS, 1.35),
+    ("inference", "operations"): dict.fromkeys(COMPILED_SPEEDUPS, 1.5),
+    ("inference", "eager"): dict.fromkeys(COMPILED_SPEEDUPS, 1.35),
 }
 """How many times the throughput of X that of E(X) or H(X) must be at least, by task and mode."""
 COMPILE_SECONDS = {("E(ViT-S)", "inference", BLOCKS): 15.0}
@@ -74,7 +74,7 @@ def goals() -> list[Goal]:
         for (task, mode), networks in SPEEDUPS.items()
         for name, least in networks.items()
     ]
-    return sorted(found, key=lambda goal: goal.name not in PAPER_SPEEDUPS)
+    return sorted(found, key=lambda goal: goal.name not in COMPILED_SPEEDUPS)
 
 
 class GoalResult(NamedTuple):

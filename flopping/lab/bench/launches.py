@@ -53,8 +53,9 @@ def _by_mode(model: nn.Module, x: Tensor, compiled: bool) -> dict[str, tuple[int
         "fused at best": plain.kernels(fused=True),
     }
     if compiled:
-        rest = [kernel for kernel in kernels["eager"] if kernel.block is None]
-        kernels["blocks"] = [*rest, *compiled_kernels(model, x)]
+        made = compiled_kernels(model, x)
+        compiled_blocks = {kernel.block for kernel in made}
+        kernels["blocks"] = [*(kernel for kernel in kernels["eager"] if kernel.block not in compiled_blocks), *made]
     blocks = len(find_blocks(model))
     return {
         mode: (len(found), sum(kernel.bytes for kernel in found if kernel.block is not None) / blocks)

@@ -81,7 +81,9 @@ class ExportedSession(Session):
         start, protocol = monotonic(), self.protocol
 
         def enough(done: int) -> bool:
-            return protocol.seconds is not None and done >= protocol.fewest and monotonic() - start > protocol.seconds
+            return (
+                protocol.seconds is not None and done >= protocol.min_repeats and monotonic() - start > protocol.seconds
+            )
 
         interleave(self.runs, protocol.repeats, protocol.warmup, progress=self.rounds.append, enough=enough)
 
