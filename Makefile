@@ -67,7 +67,7 @@ bench-models: $(READY) ## measure every speed-up that is promised, and see wheth
 
 results: $(READY) ## measure what docs/results shows, add it there, and make the table and its figure anew (BUDGET minutes and an hour)
 	@mkdir -p $(RESULTS)
-	$(BIN)/flopping bench "E(ViT-S)" "E(ResMLP-S24)" "E(ConvNeXt-S)" --own -o $(RESULTS)/first.jsonl
+	$(BIN)/flopping bench $(SMALL) --own -o $(RESULTS)/own.jsonl
 	$(BIN)/flopping bench --goals -o $(RESULTS)/goals.jsonl
 	$(BIN)/flopping bench $(SMALL) --batch 1 --mode compiled --mode compiled-frozen -o $(RESULTS)/latency.jsonl
 	$(BIN)/flopping bench --paper --budget $(BUDGET) -o $(RESULTS)/paper.jsonl
