@@ -259,9 +259,9 @@ class Backbone(Module):
         """Drop all layers after a number of stages."""
 
 
-def whole_forward(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def whole_forward(model: nn.Module) -> Callable[..., Tensor]:
     """The forward pass that computes all of the last block: `forward_all` of our networks, others have no other."""
-    forward: Callable[[Tensor], Tensor] = getattr(model, "forward_all", model)
+    forward: Callable[..., Tensor] = getattr(model, "forward_all", model)
     return forward
 
 
