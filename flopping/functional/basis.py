@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from math import sqrt
 from operator import add as add_layouts
-from typing import cast
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flopping.features import Feature, Layout, is_symbolic
@@ -131,7 +132,7 @@ def pointwise(x: Feature, layout: Layout, function: Pointwise, scaled: bool = Tr
     invariant channels go through f directly. With `scaled=False`, for
     irreps of one dimension, the factors are left out.
     """
-    group = layout.group
+    group, function = layout.group, without_mask(function)
     copies, extra_channels = layout.require_regular("a pointwise function")
     if group.order == 1 or not copies:  # invariant channels only
         return function(x[0]), *x[1:]
@@ -163,6 +164,29 @@ def gated(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) 
     (gates, extra_gate), (values, extra) = to_regular(gate, layout, to), to_regular(value, layout, to)
     extra = function(extra_gate) * extra if extra_channels else extra
     return from_regular([function(g) * v for g, v in zip(gates, values, strict=True)], extra, layout, back)
+
+
+def without_mask(function: Pointwise) -> Pointwise:
+    """For ReLU in compiled training a form whose mask is computed again in the backward pass; else the function itself.
+
+    Compiled code would store the mask of torch's ReLU, one byte per element, which takes 15 times as long as the rest
+    of a batch norm and ReLU on CPUs without AVX-512.
+    """
+    trains = torch.compiler.is_compiling() and not torch.compiler.is_exporting() and torch.is_grad_enabled()
+    return _Relu.apply if trains and (function is F.relu or function is torch.relu) else function
+
+
+class _Relu(torch.autograd.Function):
+    """ReLU with a derivative of floating-point operations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.relu(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.saved_tensors[0].sign().clamp_min(0)
 
 
 def _pointwise_of_two(x: Feature, copies: int, extra: int, function: Pointwise, scaled: bool) -> Feature:
