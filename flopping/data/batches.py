@@ -92,6 +92,13 @@ def read_evaluation_batches(
     return _run_workers(_create_loader(dataset, preparation, workers, chosen, training=False), preparation)
 
 
+def read_sample(dataset: ImageDataset, preparation: Preparation, number: int) -> Tensor:
+    """So many images, or all if there are fewer, evenly spaced over the dataset."""
+    keys = [(index, 1 + index) for index in range(0, len(dataset), max(1, len(dataset) // number))][:number]
+    loader = _create_loader(dataset, preparation, 0, [keys], training=False)
+    return next(_run_workers(loader, preparation)).images
+
+
 class IndexedBatches(Dataset[Batch | UnreadableDataError]):
     """Transformed images by lists of keys. Random numbers of an image depend on its key alone.
 

@@ -177,10 +177,21 @@ def folded_conv2d(x: Feature, weight: Sequence[Tensor | None], bias: Tensor | No
             continue
         shift = bias if j == 0 else None
         stacked = _unstack(filters, irrep.type.degree)
-        joined = [_join([m for i in plan.sources[j] for m in maps[i][j, c]], plan.groups) for c in range(irrep.dim)]
+        joined = _joined_maps(maps, j, plan)
         values = [_convolve(x_BHWC, each, shift, plan) for each in stacked for x_BHWC in joined]
         found.append(values if irrep.type.degree == 1 else combine(values, irrep.turns))
     return _fill(found, plan.out_layout)
+
+
+def read_patches(x: Feature, irrep: int, plan: ConvPlan) -> Tensor:
+    """What the filters of an irrep of the result read at all places, `(places, folded channels and taps)`."""
+    maps = [_folded_maps(part, i, plan) for i, part in enumerate(x)]
+    stride, padding, dilation = _remaining_window(plan)
+    unfolded = [
+        F.unfold(x_BHWC.permute(0, 3, 1, 2), plan.rest, dilation, padding, stride)
+        for x_BHWC in _joined_maps(maps, irrep, plan)
+    ]
+    return torch.cat(unfolded).transpose(1, 2).flatten(0, 1)
 
 
 def dense_filters(weight: Tensor, irrep: int, plan: ConvPlan) -> list[Tensor]:
@@ -226,6 +237,12 @@ def _folded_maps(part: Tensor, i: int, plan: ConvPlan) -> dict[tuple[int, int], 
     return found
 
 
+def _joined_maps(maps: Sequence[dict[tuple[int, int], list[Tensor]]], j: int, plan: ConvPlan) -> list[Tensor]:
+    """What the convolution to each component of irrep j of the result reads."""
+    dim = plan.out_layout.irrep_dims[j]
+    return [_join([m for i in plan.sources[j] for m in maps[i][j, c]], plan.groups) for c in range(dim)]
+
+
 def _unstack(weight: Tensor, degree: int) -> list[Tensor]:
     """The weights of an irrep of complex or quaternionic type."""
     return [weight] if degree == 1 else [weight.unflatten(0, (degree, -1)).select(0, k) for k in range(degree)]
@@ -269,17 +286,22 @@ def _join(parts: Sequence[Tensor], groups: int) -> Tensor:
 
 
 def _convolve(x: Tensor, filters: Tensor, bias: Tensor | None, plan: ConvPlan) -> Tensor:
-    """The convolution that is left, with stride and padding along the axes that were not sliced."""
-    sliced = [plan.is_sliced(axis) for axis in (0, 1)]
-    if plan.groups == 1 and all(sliced):  # every axis is sliced: what is left is 1 x 1
+    """The convolution that is left."""
+    if plan.groups == 1 and plan.is_sliced(0) and plan.is_sliced(1):  # what is left is 1 x 1
         return F.linear(x, filters.flatten(1), bias)
-    window = plan.window
-    stride, dilation = (
-        [1 if s else n for s, n in zip(sliced, of, strict=True)] for of in (window.stride, window.dilation)
-    )
-    padding = [0 if s else p for s, p in zip(sliced, window.padding, strict=True)]
+    stride, padding, dilation = _remaining_window(plan)
     y_BCHW = F.conv2d(x.permute(0, 3, 1, 2), filters, bias, stride, padding, dilation, plan.groups)
     return y_BCHW.permute(0, 2, 3, 1)
+
+
+def _remaining_window(plan: ConvPlan) -> tuple[Grid, Grid, Grid]:
+    """Stride, padding and dilation of the convolution that is left: those along the axes that were not sliced."""
+    sliced, window = [plan.is_sliced(axis) for axis in (0, 1)], plan.window
+    (s0, s1), (p0, p1), (d0, d1) = (
+        [none if s else n for s, n in zip(sliced, of, strict=True)]
+        for of, none in ((window.stride, 1), (window.padding, 0), (window.dilation, 1))
+    )
+    return (s0, s1), (p0, p1), (d0, d1)
 
 
 def _fill(found: Sequence[Sequence[Tensor]], layout: Layout) -> Feature:

@@ -156,7 +156,7 @@ RESNETS = {
     "test": ((1, 2, 1, 1), True),  # a hand-off within a stage
 }
 # for images of 32 x 32 pixels, without bottlenecks; name: depths, widths, width of the stem
-SMALL_STEM = {"stem_type": "half", "stride_kernel": 4}
+SMALL_STEM = {"stem_type": "half", "stride_kernel": 2, "zero_init_last": False}
 SMALL_RESNETS = {"8": ((1, 1, 1), (64, 128, 256), 64)}
 
 BASELINES = {

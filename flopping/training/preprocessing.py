@@ -6,6 +6,7 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
+from flopping import nn as fnn
 from flopping.data.augment import (
     Normalisation,
     Preparation,
@@ -13,9 +14,15 @@ from flopping.data.augment import (
     create_eval_transform,
     create_training_transform,
 )
+from flopping.data.batches import read_sample
+from flopping.data.images import ImageDataset
+from flopping.errors import UsageError
 from flopping.groups import flop, get_group, trivial
 from flopping.training.networks import ignores
 from flopping.training.recipe import Recipe
+
+WHITENING_IMAGES = 1000
+"""So many training images decide the filters of a whitened stem."""
 
 
 class Preprocessing:
@@ -62,6 +69,18 @@ class Preprocessing:
                 f" moved at random{mixed}."
             )
         return left_out
+
+
+def whiten_stem(model: nn.Module, recipe: Recipe, train: ImageDataset) -> None:
+    """Set the filters of a network's first convolution to whiten patches of training images."""
+    first = next((layer for layer in model.modules() if isinstance(layer, fnn.Conv2d) and layer.in_chans), None)
+    if first is None:
+        raise UsageError(
+            "whiten_stem=true takes a network of this library that begins with a convolution, as ResNet, got"
+            f" {type(model).__name__}: leave it out"
+        )
+    preparation = Preprocessing(recipe, model, torch.device("cpu"), torch.float32).for_testing()
+    first.whiten_(read_sample(train, preparation, WHITENING_IMAGES))
 
 
 def preparation_of(

@@ -50,7 +50,7 @@ from flopping.training.networks import (
     read_initial_classes,
     read_initial_weights,
 )
-from flopping.training.preprocessing import Preprocessing
+from flopping.training.preprocessing import Preprocessing, whiten_stem
 from flopping.training.run_log import LogInterval, Progress, RunLog, SyncInterval
 from flopping.training.signals import StopSignals
 
@@ -114,6 +114,8 @@ class Trainer:
                 notes = fit_weights(source, read_initial_weights(job.init), new_head=new_head)
             if notes and self.world.is_main:
                 self.console.print(f"--init {job.init}: {shorten(notes, 3)}", highlight=False, markup=False)
+        elif source is not None and job.recipe.whiten_stem:
+            whiten_stem(source, job.recipe, self.train)
         assert model is not None
         return model, source
 

@@ -198,3 +198,30 @@ def test_a_mirror_at_the_diagonal() -> None:
     assert_equivariant(layer, layout.random(1, 6, 7, dtype=torch.float64))
     with pytest.raises(ValueError, match="needs a square window"):
         fnn.Conv2d(layout, layout, (3, 5))
+
+
+@pytest.mark.parametrize("group", [trivial, flop, flipflop, octic], ids=str)
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(4, 2, 16), (3, 1, 15)])
+def test_whitened_filters(group: Group, kernel: int, stride: int, size: int) -> None:
+    """On images and all their images under the group outputs have covariance one: filters and their negatives."""
+    layout = Layout.regular(group, 32)
+    layer = fnn.Conv2d(3, layout, kernel, stride, bias=False, dtype=torch.float64)
+    image = torch.randn(64, 3, size, size, dtype=torch.float64).cumsum(-1).cumsum(-2)  # neighbours are correlated
+    image = torch.cat([symmetry(image) for symmetry in group.symmetries])
+    untouched = {name: weight.clone() for name, weight in layer.weight.items()}
+    parts = layer.whiten_(image, floor=0.0)(image)
+    for name, part, dim in zip(layer.names, parts, layout.irrep_dims, strict=True):
+        weight = layer.weight.get(name)
+        if weight is None:  # no filter leads from images to this irrep
+            continue
+        filters = min(weight.shape[0], weight[0].numel())
+        values = (part if dim == 1 else part.flatten(-2)).flatten(0, 2)[:, : filters * dim]
+        covariance = values.unflatten(1, (dim, -1))[:, 0, :filters].T.cov(correction=0)
+        torch.testing.assert_close(covariance, torch.eye(filters, dtype=torch.float64), rtol=0, atol=1e-6)
+        assert torch.equal(weight[2 * filters :], untouched[name][2 * filters :])
+    assert_equivariant(layer, image[:2])
+
+
+def test_whitening_refuses_groups_of_channels() -> None:
+    with pytest.raises(ValueError, match="groups=2"):
+        fnn.Conv2d(4, Layout.regular(flop, 8), 2, groups=2).whiten_(torch.randn(2, 4, 8, 8))

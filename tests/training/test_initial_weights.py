@@ -10,15 +10,18 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from support.training_runs import Ended, assert_same, call
+from support.training_runs import Ended, assert_same, call, image_folder
 
 from flopping.checkpoints import write_weights
+from flopping.data.batches import read_sample
+from flopping.data.datasets import open_dataset
 from flopping.data.fashion import CLASSES, read_subset
 from flopping.errors import UsageError
 from flopping.models.weights import fit_weights
 from flopping.testing import randomize_
 from flopping.training.learner import create_optimizer
 from flopping.training.networks import build
+from flopping.training.preprocessing import Preprocessing, whiten_stem
 from flopping.training.recipe import load
 from flopping.training.run_log import read_log
 
@@ -147,6 +150,20 @@ def test_layer_scales_start_where_the_recipe_says(name: str) -> None:
     found = [p for key, p in model.named_parameters() if ".gamma" in key or key.endswith((".ls1", ".ls2"))]
     assert found
     assert all(bool((p == 0.3).all()) for p in found)
+
+
+def test_the_stem_starts_whitened(tmp_path: Path) -> None:
+    data = open_dataset(str(image_folder(tmp_path / "data", 8, 1)), "train")
+    recipe = load("cifar10_resnet").override(["whiten_stem=true"])
+    model = build(recipe, "resnet_flop_8_32", 3)
+    before = model.conv1.weight["even"].clone()
+    whiten_stem(model, recipe, data)
+    images = read_sample(data, Preprocessing(recipe, model, torch.device("cpu"), torch.float32).for_testing(), 1000)
+    even = model.conv1(images)[0][..., :4].flatten(0, 2)
+    torch.testing.assert_close(even.T.cov(correction=0), torch.eye(4), rtol=0, atol=0.02)
+    assert not torch.equal(model.conv1.weight["even"], before)
+    with pytest.raises(UsageError, match="VisionTransformer"):
+        whiten_stem(build(recipe, "deit3_flop_test_patch16_64", 3), recipe, data)
 
 
 OWN = """

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
-from flopping.functional.conv import ConvPlan, dense_filters, folded_conv2d
+from flopping.functional.conv import ConvPlan, dense_filters, folded_conv2d, read_patches
 from flopping.functional.grid import Grid
 from flopping.functional.window import Window
 from flopping.nn.module import Module
@@ -98,6 +98,42 @@ class Conv2d(Module):
             self.plan.window.check(self.out_layout.group, (parts[0].shape[1], parts[0].shape[2]), "Conv2d")
         weight = [self.weight.get(name) for name in self.names]
         return folded_conv2d(parts, weight, self.bias, self.plan)
+
+    @torch.no_grad()
+    def whiten_(self, x: Any, floor: float = 5e-4) -> Conv2d:
+        """Set the filters to whiten what the layer reads of x: outputs are uncorrelated, with variance one.
+
+        They are the principal directions of the patches, for each irrep by itself, those with most variance first,
+        and then the same negated. More filters than these stay as they are. `floor`, a share of the mean variance, is
+        added to every variance, so that noise is not enlarged without limit.
+
+        >>> from flopping import flop
+        >>> layout, image = Layout.regular(flop, 8), torch.randn(16, 1, 8, 8).cumsum(2).cumsum(3)
+        >>> even, odd = Conv2d(1, layout, 2, stride=2, bias=False).whiten_(image)(image)
+        >>> bool((even[..., :2].flatten(0, 2).T.cov() - torch.eye(2)).abs().max() < 0.1), tuple(odd.shape)
+        (True, (16, 4, 4, 4))
+        """
+        degrees = [irrep.type.degree for irrep in self.out_layout.group.irreps]
+        if self.plan.groups > 1 or max(degrees) > 1:
+            raise ValueError(
+                f"whitening takes one group of channels and irreps of real type, got groups={self.plan.groups},"
+                f" {self.out_layout}"
+            )
+        parts = self._parts_of_image(x) if self.in_layout is None else self.in_layout.parts(x, "Conv2d", self.leading)
+        for irrep, name in enumerate(self.names):
+            if name not in self.weight:
+                continue
+            weight = self.weight[name]
+            count, total, products = 0, 0.0, 0.0
+            for piece in zip(*[part.split(16) for part in parts], strict=True):  # all patches at once may not fit
+                patches = read_patches(piece, irrep, self.plan).double()
+                count, total, products = count + len(patches), total + patches.sum(0), products + patches.T @ patches
+            mean = total / count if irrep == 0 else torch.zeros_like(total)
+            variances, directions = torch.linalg.eigh(products / count - mean.outer(mean))
+            scaled = (directions / (variances + floor * variances.mean()).sqrt()).T.flip(0)
+            filters = torch.cat([scaled, -scaled])[: len(weight)].to(weight.dtype)
+            weight[: len(filters)] = filters.view(-1, *weight.shape[1:])
+        return self
 
     def _parts_of_image(self, image: Any) -> Feature:
         """An image as a map of invariant channels."""
