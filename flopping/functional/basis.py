@@ -186,7 +186,8 @@ class _Relu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * ctx.saved_tensors[0].sign().clamp_min(0)
+        x: Tensor = ctx.saved_tensors[0]
+        return gradient * x.sign().clamp_min(0)
 
 
 def _pointwise_of_two(x: Feature, copies: int, extra: int, function: Pointwise, scaled: bool) -> Feature:

@@ -124,9 +124,10 @@ class Conv2d(Module):
             if name not in self.weight:
                 continue
             weight = self.weight[name]
-            count, total, products = 0, 0.0, 0.0
+            size, exact = weight[0].numel(), torch.float64
+            count, total, products = 0, weight.new_zeros(size, dtype=exact), weight.new_zeros(size, size, dtype=exact)
             for piece in zip(*[part.split(16) for part in parts], strict=True):  # all patches at once may not fit
-                patches = read_patches(piece, irrep, self.plan).double()
+                patches = read_patches(piece, irrep, self.plan).to(exact)
                 count, total, products = count + len(patches), total + patches.sum(0), products + patches.T @ patches
             mean = total / count if irrep == 0 else torch.zeros_like(total)
             variances, directions = torch.linalg.eigh(products / count - mean.outer(mean))
