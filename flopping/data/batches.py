@@ -93,8 +93,9 @@ def read_evaluation_batches(
 
 
 def read_sample(dataset: ImageDataset, preparation: Preparation, number: int) -> Tensor:
-    """So many images, or all if there are fewer, evenly spaced over the dataset."""
-    keys = [(index, 1 + index) for index in range(0, len(dataset), max(1, len(dataset) // number))][:number]
+    """`number` images, or all if there are fewer, evenly spaced over the dataset."""
+    number = min(number, len(dataset))
+    keys = [(index, 1 + index) for index in (i * len(dataset) // number for i in range(number))]
     loader = _create_loader(dataset, preparation, 0, [keys], training=False)
     return next(_run_workers(loader, preparation)).images
 

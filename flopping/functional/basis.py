@@ -132,7 +132,7 @@ def pointwise(x: Feature, layout: Layout, function: Pointwise, scaled: bool = Tr
     invariant channels go through f directly. With `scaled=False`, for
     irreps of one dimension, the factors are left out.
     """
-    group, function = layout.group, without_mask(function)
+    group, function = layout.group, without_mask(function, x[0])
     copies, extra_channels = layout.require_regular("a pointwise function")
     if group.order == 1 or not copies:  # invariant channels only
         return function(x[0]), *x[1:]
@@ -153,6 +153,7 @@ def gated(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) 
     >>> gated((torch.tensor([2.0, 3.0]),), Layout.regular("trivial", 1), torch.square)[0].tolist()
     [12.0]
     """
+    function = without_mask(function, x[0])
     gate, value = [
         tuple([part.narrow(-1, i * m, m) for part, m in zip(x, layout.multiplicities, strict=True)]) for i in (0, 1)
     ]
@@ -166,23 +167,30 @@ def gated(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) 
     return from_regular([function(g) * v for g, v in zip(gates, values, strict=True)], extra, layout, back)
 
 
-def without_mask(function: Pointwise) -> Pointwise:
-    """For ReLU in compiled training a form whose mask is computed again in the backward pass; else the function itself.
+def without_mask(function: Pointwise, x: Tensor) -> Pointwise:
+    """For ReLU in compiled training on a CPU, a form whose mask is recomputed in the backward pass; else the function.
 
-    Compiled code would store the mask of torch's ReLU, one byte per element, which takes 15 times as long as the rest
-    of a batch norm and ReLU on CPUs without AVX-512.
+    Compiled code would store the mask of torch's ReLU, one byte per element. With AVX2 that takes 15 times as long as
+    the rest of a batch norm and ReLU.
     """
-    trains = torch.compiler.is_compiling() and not torch.compiler.is_exporting() and torch.is_grad_enabled()
-    return _Relu.apply if trains and (function is F.relu or function is torch.relu) else function
+    exports = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.6 has none
+    trains = torch.compiler.is_compiling() and not exports and torch.is_grad_enabled()
+    is_relu = function is F.relu or function is torch.relu
+    return _Relu.apply if is_relu and trains and x.device.type == "cpu" else function
 
 
 class _Relu(torch.autograd.Function):
     """ReLU with a derivative of floating-point operations."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(x: Tensor) -> Tensor:
         return torch.relu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ RESNETS = {
     "test": ((1, 2, 1, 1), True),  # a hand-off within a stage
 }
 # for images of 32 x 32 pixels, without bottlenecks; name: depths, widths, width of the stem
-SMALL_STEM = {"stem_type": "half", "stride_kernel": 2, "zero_init_last": False}
+SMALL_RESNET_ARGS = {"stem_type": "half", "stride_kernel": 2, "zero_init_last": False}
 SMALL_RESNETS = {"8": ((1, 1, 1), (64, 128, 256), 64)}
 
 BASELINES = {
@@ -242,7 +242,7 @@ def _small_resnets() -> Iterator[Size]:
         "min_input_size": (3, 32, 32),
     }
     for name, (depths, widths, stem) in SMALL_RESNETS.items():
-        args = {"depths": depths, "widths": widths, "stem_width": stem, "bottleneck": False, **SMALL_STEM}
+        args = {"depths": depths, "widths": widths, "stem_width": stem, "bottleneck": False, **SMALL_RESNET_ARGS}
         yield Size(name, f"{name}_32", f"ResNet-{name} (32 px)", args, sum(depths), 32, cfg)
 
 

@@ -22,7 +22,7 @@ from flopping.training.networks import ignores
 from flopping.training.recipe import Recipe
 
 WHITENING_IMAGES = 1000
-"""So many training images decide the filters of a whitened stem."""
+"""The number of training images that decide the filters of a whitened stem."""
 
 
 class Preprocessing:
@@ -76,7 +76,7 @@ def whiten_stem(model: nn.Module, recipe: Recipe, train: ImageDataset) -> None:
     first = next((layer for layer in model.modules() if isinstance(layer, fnn.Conv2d) and layer.in_chans), None)
     if first is None:
         raise UsageError(
-            "whiten_stem=true takes a network of this library that begins with a convolution, as ResNet, got"
+            "whiten_stem=true takes a network whose first layer is a flopping.nn.Conv2d, such as ResNet, got"
             f" {type(model).__name__}: leave it out"
         )
     preparation = Preprocessing(recipe, model, torch.device("cpu"), torch.float32).for_testing()

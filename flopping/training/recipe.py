@@ -121,7 +121,9 @@ class Recipe:
         "how weights of this library's networks start: reference as in the paper's code, whatever the width of a block",
     ] = "scaled"
     whiten_stem: Annotated[
-        bool, "whether the first convolution starts with filters that whiten patches of training images (ResNet)"
+        bool,
+        "whether the first convolution starts with filters that whiten patches of training images; ResNet only, and not"
+        " with --init",
     ] = False
     layer_scale: Annotated[
         Positive | None, "where layer scales start, in networks that have them; null: as the network has it"

@@ -12,9 +12,12 @@ from support.scripts import load
 from support.training_runs import call, image_folder
 from timm.data import resolve_model_data_config
 
+from flopping.data.datasets import open_dataset
 from flopping.errors import UsageError
 from flopping.models import zoo
 from flopping.training.networks import find_checkpoint, read_initial_weights
+from flopping.training.preprocessing import whiten_stem
+from flopping.training.recipe import load as load_recipe
 from flopping.training.run_log import read_log
 
 NAME, PAPER = "resnet_flop_8_32", "E(ResNet-8 (32 px))"
@@ -41,6 +44,14 @@ def packed(run: Path, tool: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(zoo, "TRAINED", tmp_path / "trained")
     folder: Path = tool.pack(run, tmp_path / "trained", "abc123")
     return folder
+
+
+def test_the_run_began_with_a_whitened_stem(run: Path) -> None:
+    recipe, model = load_recipe("cifar10_resnet"), timm.create_model(NAME)
+    whiten_stem(model, recipe, open_dataset(str(run.parent / "data"), "train"))
+    trained = timm.create_model(f"local-dir:{run / 'last'}", pretrained=True)
+    first, last = (net.conv1.weight["even"][:8].flatten(1) for net in (model, trained))
+    assert torch.cosine_similarity(first, last).min() > 0.9  # five small steps were made since
 
 
 def test_weights_come_by_name_without_a_download(packed: Path, run: Path) -> None:

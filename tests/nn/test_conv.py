@@ -209,19 +209,30 @@ def test_whitened_filters(group: Group, kernel: int, stride: int, size: int) -> 
     image = torch.randn(64, 3, size, size, dtype=torch.float64).cumsum(-1).cumsum(-2)  # neighbours are correlated
     image = torch.cat([symmetry(image) for symmetry in group.symmetries])
     untouched = {name: weight.clone() for name, weight in layer.weight.items()}
-    parts = layer.whiten_(image, floor=0.0)(image)
+    parts = layer.whiten_(image, eps=0.0)(image)
     for name, part, dim in zip(layer.names, parts, layout.irrep_dims, strict=True):
         weight = layer.weight.get(name)
         if weight is None:  # no filter leads from images to this irrep
             continue
         filters = min(weight.shape[0], weight[0].numel())
-        values = (part if dim == 1 else part.flatten(-2)).flatten(0, 2)[:, : filters * dim]
-        covariance = values.unflatten(1, (dim, -1))[:, 0, :filters].T.cov(correction=0)
+        values = (part if dim == 1 else part[..., 0, :]).flatten(0, 2)[:, :filters]
+        covariance = values.T.cov(correction=0)
         torch.testing.assert_close(covariance, torch.eye(filters, dtype=torch.float64), rtol=0, atol=1e-6)
+        negated = weight[filters : 2 * filters]
+        assert torch.equal(negated, -weight[: len(negated)])
         assert torch.equal(weight[2 * filters :], untouched[name][2 * filters :])
     assert_equivariant(layer, image[:2])
 
 
-def test_whitening_refuses_groups_of_channels() -> None:
+def test_what_whitening_refuses() -> None:
+    image, layout = torch.randn(2, 4, 8, 8), Layout.regular(flop, 8)
     with pytest.raises(ValueError, match="groups=2"):
-        fnn.Conv2d(4, Layout.regular(flop, 8), 2, groups=2).whiten_(torch.randn(2, 4, 8, 8))
+        fnn.Conv2d(4, layout, 2, groups=2).whiten_(image)
+    with pytest.raises(ValueError, match="rot90"):
+        fnn.Conv2d(4, Layout.regular(rot90, 8), 2).whiten_(image)
+    with pytest.raises(ValueError, match="width of 8"):
+        fnn.Conv2d(4, layout, 3, stride=2, padding=1).whiten_(image)
+    with pytest.raises(ValueError, match="variance 0 for even"):
+        fnn.Conv2d(4, layout, 2).whiten_(torch.ones(2, 4, 8, 8))
+    with pytest.raises(ValueError, match="-1"):
+        fnn.Conv2d(4, layout, 2).whiten_(image, eps=-1)

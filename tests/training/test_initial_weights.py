@@ -154,7 +154,7 @@ def test_layer_scales_start_where_the_recipe_says(name: str) -> None:
 
 def test_the_stem_starts_whitened(tmp_path: Path) -> None:
     data = open_dataset(str(image_folder(tmp_path / "data", 8, 1)), "train")
-    recipe = load("cifar10_resnet").override(["whiten_stem=true"])
+    recipe = load("cifar10_resnet")
     model = build(recipe, "resnet_flop_8_32", 3)
     before = model.conv1.weight["even"].clone()
     whiten_stem(model, recipe, data)

@@ -93,19 +93,18 @@ class Conv2d(Module):
         return text + ("" if self.plan.groups == 1 else f", groups={self.plan.groups}")
 
     def forward(self, x: Any) -> Feature:
-        parts = self._parts_of_image(x) if self.in_layout is None else self.in_layout.parts(x, "Conv2d", self.leading)
-        if not is_symbolic(parts):
-            self.plan.window.check(self.out_layout.group, (parts[0].shape[1], parts[0].shape[2]), "Conv2d")
+        parts = self._parts(x)
         weight = [self.weight.get(name) for name in self.names]
         return folded_conv2d(parts, weight, self.bias, self.plan)
 
     @torch.no_grad()
-    def whiten_(self, x: Any, floor: float = 5e-4) -> Conv2d:
-        """Set the filters to whiten what the layer reads of x: outputs are uncorrelated, with variance one.
+    def whiten_(self, x: Any, eps: float = 5e-4) -> Conv2d:
+        """Set the filters to whiten what the layer reads of x.
 
         They are the principal directions of the patches, for each irrep by itself, those with most variance first,
-        and then the same negated. More filters than these stay as they are. `floor`, a share of the mean variance, is
-        added to every variance, so that noise is not enlarged without limit.
+        scaled to outputs of variance one; then the same negated. More filters than these stay as they are. Means are
+        subtracted for the trivial irrep only: those of the others are zero over x and its images under the group.
+        `eps`, a share of the mean variance, is added to every variance, so that noise is not enlarged without limit.
 
         >>> from flopping import flop
         >>> layout, image = Layout.regular(flop, 8), torch.randn(16, 1, 8, 8).cumsum(2).cumsum(3)
@@ -119,22 +118,33 @@ class Conv2d(Module):
                 f"whitening takes one group of channels and irreps of real type, got groups={self.plan.groups},"
                 f" {self.out_layout}"
             )
-        parts = self._parts_of_image(x) if self.in_layout is None else self.in_layout.parts(x, "Conv2d", self.leading)
+        if eps < 0:
+            raise ValueError(f"eps is at least 0, got {eps}")
+        parts = [part.double() for part in self._parts(x)]
         for irrep, name in enumerate(self.names):
             if name not in self.weight:
                 continue
             weight = self.weight[name]
-            size, exact = weight[0].numel(), torch.float64
-            count, total, products = 0, weight.new_zeros(size, dtype=exact), weight.new_zeros(size, size, dtype=exact)
+            count, total = 0, parts[0].new_zeros(weight[0].numel())
+            products = total.outer(total)
             for piece in zip(*[part.split(16) for part in parts], strict=True):  # all patches at once may not fit
-                patches = read_patches(piece, irrep, self.plan).to(exact)
+                patches = read_patches(piece, irrep, self.plan)
                 count, total, products = count + len(patches), total + patches.sum(0), products + patches.T @ patches
             mean = total / count if irrep == 0 else torch.zeros_like(total)
             variances, directions = torch.linalg.eigh(products / count - mean.outer(mean))
-            scaled = (directions / (variances + floor * variances.mean()).sqrt()).T.flip(0)
+            if not variances.mean() > 1e-12 * products.diagonal().mean() / count:
+                raise ValueError(f"whitening takes images that vary, got patches of variance 0 for {name}")
+            scaled = (directions / (variances.clamp_min(0) + eps * variances.mean()).sqrt()).T.flip(0)
             filters = torch.cat([scaled, -scaled])[: len(weight)].to(weight.dtype)
             weight[: len(filters)] = filters.view(-1, *weight.shape[1:])
         return self
+
+    def _parts(self, x: Any) -> Feature:
+        """The parts of the input, of a size that windows fit."""
+        parts = self._parts_of_image(x) if self.in_layout is None else self.in_layout.parts(x, "Conv2d", self.leading)
+        if not is_symbolic(parts):
+            self.plan.window.check(self.out_layout.group, (parts[0].shape[1], parts[0].shape[2]), "Conv2d")
+        return parts
 
     def _parts_of_image(self, image: Any) -> Feature:
         """An image as a map of invariant channels."""
