@@ -65,15 +65,17 @@ def compile_blocks(model: M, *, every: bool = False, **options: Any) -> M:
     """Compile the blocks of a network in place, each kind once: blocks of one kind share a graph.
 
     A whole network of 12 equal blocks takes a minute to compile, one block some seconds. What is compiled are the
-    model's `layers_to_compile`, if it has them, or all blocks; with `every`, all blocks. The rest stays uncompiled.
-    `options` are those of `torch.compile`. Returns the network.
+    model's `layers_to_compile`, if it has them, or all blocks; `every` adds the blocks that they leave out. `options`
+    are those of `torch.compile`. Returns the network.
 
     >>> compile_blocks(nn.Linear(2, 2))
     Traceback (most recent call last):
     ...
     ValueError: Linear has no blocks to compile: neither a list 'blocks' nor a Sequential 'layer1'
     """
-    parts = find_blocks(model) if every else layers_to_compile(model)
+    parts = layers_to_compile(model)
+    if every:
+        parts = list(dict.fromkeys([*parts, *find_blocks(model)]))
     if not parts:
         raise ValueError(
             f"{type(model).__name__} has no blocks to compile: neither a list 'blocks' nor a Sequential 'layer1'"

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 import flopping
 from flopping.functional import operation
+from flopping.models.blocks import find_blocks
 from flopping.testing import randomize_, relative_error
 
 needs_compiler = pytest.mark.skipif(
@@ -57,6 +58,14 @@ def test_which_blocks_of_a_transformer_are_compiled() -> None:
         model = timm.create_model("deit3_flop_test_patch16_64", depth=depth, global_pool=pool)
         flopping.compile_blocks(model, every=every, backend="eager")
         assert [block._compiled_call_impl is not None for block in model.blocks] == [n < wanted for n in range(depth)]
+
+
+def test_every_leaves_out_no_layer_that_is_compiled_without_it() -> None:
+    model = timm.create_model("resnet_flop_test", depths=(1, 1), widths=(8, 16))
+    flopping.compile_blocks(model, every=True, backend="eager")
+    layers = {*model.layers_to_compile, *find_blocks(model)}
+    assert {layer for layer in model.modules() if layer._compiled_call_impl is not None} == layers
+    assert {model.conv1, model.bn1, model.maxpool} < layers
 
 
 @pytest.mark.parametrize("form", ["fused", "as it is"])
