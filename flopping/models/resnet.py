@@ -318,11 +318,11 @@ class ResNet(Backbone):
         for axis in mirrored_axes(self.first_group):
             if (size[axis] - offset) % step:
                 low = max((size[axis] - offset) // step, 1) * step + offset
-                other = "stride_kernel=3" if self.even_sizes else "even kernels (stem_type='half', stride_kernel=4)"
+                even = "even kernels (stem_type='half', stride_kernel=4), or group='trivial'"
                 raise ValueError(
                     f"ResNet: a {AXES[axis]} of {size[axis]} pixels: strides are equivariant to {self.first_group} for"
-                    f" a multiple of {step}{' plus 1' * offset}, e.g. {low} or {low + step}; other sizes need {other},"
-                    " or group='trivial'"
+                    f" a multiple of {step}{' plus 1' * offset}, e.g. {low} or {low + step}; other sizes need"
+                    f" {'stride_kernel=3' if self.even_sizes else even}"
                 )
         if self.pools_pairs and any(n % total for n in size):
             raise ValueError(

@@ -162,7 +162,7 @@ REFUSED = {
     "stem": (lambda: make(stem_type="patch"), "got 'patch'"),
     "odd width": (
         lambda: make(stem_type="half", stride_kernel=4)(random_images(32, 33)),
-        r"a width of 33 pixels: .*multiple of 4, e\.g\. 32 or 36; other sizes need stride_kernel=3",
+        r"a width of 33 pixels: .*multiple of 4, e\.g\. 32 or 36; other sizes need stride_kernel=3$",
     ),
     "large stem": (lambda: make(stride_kernel=4), "got stride_kernel=4, stem_type=''"),
     "kernel": (lambda: make(stem_type="half", stride_kernel=5), "got stride_kernel=5"),
