@@ -307,9 +307,9 @@ def loader(
     from flopping.training.job import RunOptions
 
     job = build_job(recipe, changes, data, model, root, micro_batch)
-    machine = RunOptions(device, default_workers() if workers is None else workers, compile)
+    options = RunOptions(device, default_workers() if workers is None else workers, compile)
     try:
-        found = measure(job, machine, progress_console(quiet), seconds)
+        found = measure(job, options, progress_console(quiet), seconds)
     except RunStoppedError as stop:
         say(stopped(str(stop)))
         raise typer.Exit(1) from stop

@@ -158,7 +158,7 @@ def train(
         raise UsageError("--restart goes with --resume, which says to go on with a run")
     job = build_job(recipe, changes, data, model, root, micro_batch, init, new_head)
     workers = default_workers() if workers is None else workers
-    machine = RunOptions(
+    options = RunOptions(
         device=device,
         workers=workers,
         compile=compile,
@@ -173,7 +173,7 @@ def train(
     )
     keep_freed_memory()
     with report_end(console, output):
-        result = run(job, machine, output, progress_console(quiet), resume=resume, restart=restart)
+        result = run(job, options, output, progress_console(quiet), resume=resume, restart=restart)
         if is_rank0():
             show_curves(output, job.model, progress_console(quiet))
     if not is_rank0():

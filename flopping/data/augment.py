@@ -48,7 +48,7 @@ class Normalisation:
 
 
 def create_training_transform(
-    normal: Normalisation,
+    normalisation: Normalisation,
     *,
     img_size: int,
     crop_scale: float,
@@ -74,8 +74,8 @@ def create_training_transform(
         color_jitter=color_jitter,
         auto_augment=augment,
         interpolation=interpolation,
-        mean=normal.mean,
-        std=normal.std,
+        mean=normalisation.mean,
+        std=normalisation.std,
         re_prob=erase,
         re_mode="pixel",
         normalize=erase > 0,
@@ -213,12 +213,17 @@ class Preparation:
     """How images become a network's input: each is transformed in a worker, a batch is normalised on the device."""
 
     def __init__(
-        self, transform: Transform, in_chans: int, normal: Normalisation, device: torch.device, dtype: torch.dtype
+        self,
+        transform: Transform,
+        in_chans: int,
+        normalisation: Normalisation,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.transform, self.mode, self.device, self.dtype = transform, mode_of(in_chans), device, dtype
         self.mean, self.std = (
             torch.tensor([255 * value for value in values], dtype=dtype, device=device)[:, None, None]
-            for values in (normal.mean, normal.std)
+            for values in (normalisation.mean, normalisation.std)
         )
 
     def normalise(self, images: Tensor) -> Tensor:

@@ -94,13 +94,13 @@ def describe(classifier: Classifier) -> dict[str, Any]:
     its pixels are divided by 255, and then shifted by `mean` and divided by `std`, channel by channel.
     """
     cfg = resolve_model_data_config(classifier.model)
-    normal = classifier.normalisation
+    normalisation = classifier.normalisation
     return {
         "name": classifier.name,
         "labels": list(classifier.labels),
         "input_size": list(classifier.input_size),
-        "mean": list(normal.mean),
-        "std": list(normal.std),
+        "mean": list(normalisation.mean),
+        "std": list(normalisation.std),
         **{key: cfg[key] for key in ("interpolation", "crop_pct", "crop_mode")},
         "trained": classifier.trained,
         "producer": f"flopping {version('flopping')}",
@@ -258,6 +258,6 @@ def make_images(model: nn.Module, size: tuple[int, int, int], batch: int) -> Ten
     generator = torch.Generator().manual_seed(batch)
     shapes = F.interpolate(torch.rand(batch, size[0], 6, 6, generator=generator), size=size[1:], mode="bicubic")
     pixels = (shapes + 0.05 * torch.randn(batch, *size, generator=generator)).clamp(0, 1)
-    normal = normalisation_of(model, size[0])
-    mean, std = (torch.tensor(values)[:, None, None] for values in (normal.mean, normal.std))
+    normalisation = normalisation_of(model, size[0])
+    mean, std = (torch.tensor(values)[:, None, None] for values in (normalisation.mean, normalisation.std))
     return (pixels - mean) / std

@@ -18,7 +18,7 @@ from flopping.groups import Group
 from flopping.groups.sums import Sums, combine
 
 Pointwise = Callable[[Tensor], Tensor]
-_HALF = sqrt(0.5)
+_SQRT_HALF = sqrt(0.5)
 
 
 def add(x: Feature, y: Feature) -> Feature:
@@ -132,7 +132,7 @@ def pointwise(x: Feature, layout: Layout, function: Pointwise, scaled: bool = Tr
     invariant channels go through f directly. With `scaled=False`, for
     irreps of one dimension, the factors are left out.
     """
-    group, function = layout.group, without_mask(function, x[0])
+    group, function = layout.group, recompute_mask(function, x[0])
     copies, extra_channels = layout.require_regular("a pointwise function")
     if group.order == 1 or not copies:  # invariant channels only
         return function(x[0]), *x[1:]
@@ -153,7 +153,7 @@ def gated(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) 
     >>> gated((torch.tensor([2.0, 3.0]),), Layout.regular("trivial", 1), torch.square)[0].tolist()
     [12.0]
     """
-    function = without_mask(function, x[0])
+    function = recompute_mask(function, x[0])
     gate, value = [
         tuple([part.narrow(-1, i * m, m) for part, m in zip(x, layout.multiplicities, strict=True)]) for i in (0, 1)
     ]
@@ -167,7 +167,7 @@ def gated(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) 
     return from_regular([function(g) * v for g, v in zip(gates, values, strict=True)], extra, layout, back)
 
 
-def without_mask(function: Pointwise, x: Tensor) -> Pointwise:
+def recompute_mask(function: Pointwise, x: Tensor) -> Pointwise:
     """For ReLU in compiled training on a CPU, a form whose mask is recomputed in the backward pass; else the function.
 
     Compiled code would store the mask of torch's ReLU, one byte per element. With AVX2 that takes 15 times as long as
@@ -202,11 +202,11 @@ def _pointwise_of_two(x: Feature, copies: int, extra: int, function: Pointwise, 
     """For groups of order 2; reuses the memory of inputs after their last use."""
     even, more = (x[0].narrow(-1, 0, copies), x[0].narrow(-1, copies, extra)) if extra else (x[0], None)
     own = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_symbolic(x))
-    left = function((even + x[1]).mul_(_HALF) if scaled else even + x[1])
-    right = function((even - x[1]).mul_(_HALF) if scaled else even - x[1])
+    left = function((even + x[1]).mul_(_SQRT_HALF) if scaled else even + x[1])
+    right = function((even - x[1]).mul_(_SQRT_HALF) if scaled else even - x[1])
     result = [left + right, left.sub_(right) if own else left - right]
     if scaled:
-        result = [part.mul_(_HALF) for part in result]
+        result = [part.mul_(_SQRT_HALF) for part in result]
     return result[0] if more is None else torch.cat([result[0], function(more)], -1), result[1]
 
 

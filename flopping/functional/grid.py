@@ -37,7 +37,7 @@ def as_pair(size: int | Grid, what: str) -> Grid:
     return pair[0], pair[1]
 
 
-_HALF = sqrt(0.5)
+_SQRT_HALF = sqrt(0.5)
 
 
 def check_square(group: Group, grid: Grid, who: str) -> None:
@@ -315,13 +315,13 @@ def _reflect(x: Tensor, dim: int, places: int, odd: bool) -> Tensor:
 
 
 def _sum_and_difference(a: Tensor, b: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
-    return ((a + b).mul_(_HALF), (a - b).mul_(_HALF)) if scaled else (a + b, a - b)
+    return ((a + b).mul_(_SQRT_HALF), (a - b).mul_(_SQRT_HALF)) if scaled else (a + b, a - b)
 
 
 def _middle(x: Tensor, dim: int, place: int, scaled: bool) -> Tensor:
     """The place that a mirror does not move; without scales it is multiplied by sqrt 2, as a sum of two is."""
     middle = x.narrow(dim, place, 1)
-    return middle if scaled else middle / _HALF
+    return middle if scaled else middle / _SQRT_HALF
 
 
 @lru_cache

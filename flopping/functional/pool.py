@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopping.features import Feature, Layout
-from flopping.functional.basis import Pointwise, from_regular, to_regular, without_mask
+from flopping.functional.basis import Pointwise, from_regular, recompute_mask, to_regular
 from flopping.functional.grid import Grid
 from flopping.functional.window import Window
 
@@ -22,7 +22,7 @@ def max_pool2d(x: Feature, layout: Layout, window: Window, function: Pointwise |
     """
 
     def pool(values: Tensor) -> Tensor:
-        values = values if function is None else without_mask(function, values)(values)
+        values = values if function is None else recompute_mask(function, values)(values)
         pooled = F.max_pool2d(values.permute(0, 3, 1, 2), window.kernel, window.stride, window.padding, window.dilation)
         return pooled.permute(0, 2, 3, 1)
 

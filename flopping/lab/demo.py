@@ -94,8 +94,8 @@ def demo(
     try:
         for name, model in NETWORKS.items():
             progress.print(f"\n[bold]{name}[/bold]")
-            machine = RunOptions(compile=compiled, workers=1)
-            train(Job(recipe, model, EMBEDDED), machine, folder / name, progress, resume=True)
+            options = RunOptions(compile=compiled, workers=1)
+            train(Job(recipe, model, EMBEDDED), options, folder / name, progress, resume=True)
             show_curves(folder / name, model, progress)
             images = open_fashion_mnist("test")
             outcomes.append(_test(name, recipe, folder / name, images))

@@ -43,10 +43,10 @@ class Backbone(Module):
 
     def __init__(self, num_classes: int, in_chans: int, drop_rate: float, global_pool: str) -> None:
         super().__init__()
-        self.num_classes = _checked_classes(num_classes)
+        self.num_classes = _check_classes(num_classes)
         self.in_chans = in_chans
         self.drop_rate = probability(drop_rate)
-        self.global_pool = self._checked_pool(global_pool)
+        self.global_pool = self._check_pool(global_pool)
         self.grad_checkpointing = False
         self.is_pruned = False  # whether layers in front of the head are gone
         self.num_features: int
@@ -57,7 +57,7 @@ class Backbone(Module):
     def extra_repr(self) -> str:
         return ""
 
-    def _checked_pool(self, global_pool: str) -> str:
+    def _check_pool(self, global_pool: str) -> str:
         if global_pool not in self.global_pools:
             raise ValueError(f"global_pool is one of {self.global_pools}, got {global_pool!r}")
         if global_pool == "token" and not self.has_class_token:
@@ -98,8 +98,8 @@ class Backbone(Module):
         if self.is_pruned and num_classes:
             raise ValueError(f"the layers before the head were pruned, so there can't be {num_classes} classes")
         if global_pool is not None:
-            self.global_pool = self._checked_pool(global_pool)
-        self.num_classes = _checked_classes(num_classes)
+            self.global_pool = self._check_pool(global_pool)
+        self.num_classes = _check_classes(num_classes)
         like = next(self.parameters())
         self._new_classifier(like.device, like.dtype)
 
@@ -213,17 +213,17 @@ class Backbone(Module):
         for i, layers in enumerate(stages[: last + 1] if stop_early else stages):
             feature = self._run(layers, feature, context=context)
             if i in take:
-                dense = self._packed(feature, i, norm)
-                found.append(self._public(dense, x, output_fmt, return_prefix_tokens))
+                dense = self._pack(feature, i, norm)
+                found.append(self._format_output(dense, x, output_fmt, return_prefix_tokens))
         if intermediates_only:
             return found
         return self.finish(feature), found
 
-    def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
+    def _pack(self, x: Feature, stage: int, norm: bool) -> Tensor:
         """The feature after a stage as one tensor, channels last; normed where there is a norm to ask for."""
         return self.layouts[stage].merge(x)
 
-    def _public(self, x: Tensor, image: Tensor, output_fmt: str, prefix: bool) -> Intermediate:
+    def _format_output(self, x: Tensor, image: Tensor, output_fmt: str, prefix: bool) -> Intermediate:
         """Packed tokens `(B, N, C)` or maps `(B, H, W, C)` in the format that was asked for."""
         places = x.flatten(1, -2)[:, self.num_prefix_tokens :]
         if output_fmt == "NCHW":
@@ -283,7 +283,7 @@ def run(
     return x
 
 
-def _checked_classes(num_classes: int) -> int:
+def _check_classes(num_classes: int) -> int:
     if num_classes < 0:
         raise ValueError(f"num_classes is at least 0, got {num_classes}")
     return num_classes
@@ -337,7 +337,7 @@ class TokenBackbone(Backbone):
             for i, block in enumerate(self.blocks)
         ]
 
-    def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
+    def _pack(self, x: Feature, stage: int, norm: bool) -> Tensor:
         if norm and isinstance(self.norm, nn.Identity):
             raise ValueError("norm=True: the final norm was pruned away")
         if norm and self.layouts[stage] != self.last_layout:
@@ -345,7 +345,7 @@ class TokenBackbone(Backbone):
                 f"norm=True: after block {stage} there is {self.layouts[stage]}, but the final norm takes"
                 f" {self.last_layout}; choose blocks after the last hand-off"
             )
-        return self.finish(x) if norm else super()._packed(x, stage, norm)
+        return self.finish(x) if norm else super()._pack(x, stage, norm)
 
     def _drop_norm(self) -> None:
         self.norm = nn.Identity()

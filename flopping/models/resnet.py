@@ -286,8 +286,8 @@ class ResNet(Backbone):
             stages[0].insert(0, self.maxpool)
         return [[self.bn1], *stages]
 
-    def _packed(self, x: Feature, stage: int, norm: bool) -> Tensor:
-        return super()._packed(x if stage else self.act1(x), stage, norm)
+    def _pack(self, x: Feature, stage: int, norm: bool) -> Tensor:
+        return super()._pack(x if stage else self.act1(x), stage, norm)
 
     @property
     def _checkpoints_layers(self) -> bool:
@@ -330,7 +330,7 @@ class ResNet(Backbone):
             )
 
     def finish(self, x: Feature) -> Tensor:
-        return self._packed(x, self.stage_count, norm=False).permute(0, 3, 1, 2)
+        return self._pack(x, self.stage_count, norm=False).permute(0, 3, 1, 2)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How parameters are grouped by depth, for layer-wise learning rates."""

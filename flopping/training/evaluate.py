@@ -66,11 +66,11 @@ def accuracy(
     forward: Callable[[Tensor], Tensor],
     batches: Iterable[Batch],
     world: World,
-    precision: Callable[[], AbstractContextManager[object]],
+    autocast: Callable[[], AbstractContextManager[object]],
     *,
     dtype: torch.dtype = torch.float32,
     group: Group = trivial,
-    each: Callable[[Batch], None] = lambda _: None,
+    on_batch: Callable[[Batch], None] = lambda _: None,
 ) -> Accuracy:
     """Count right answers over all processes, for images and for images moved by each element of a group.
 
@@ -85,7 +85,7 @@ def accuracy(
             x = batch.images.to(world.device, dtype, non_blocking=True)
             labels = batch.labels.to(world.device, non_blocking=True)
             counted = labels >= 0
-            with precision():
+            with autocast():
                 logits = forward(x).to(dtype)
             classes = logits.shape[1]
             first = logits.argmax(1)  # of equal logits `topk` may choose another one
@@ -95,14 +95,14 @@ def accuracy(
             any_changed = torch.zeros_like(counted)
             for_elements = []
             for element in range(1, group.order):
-                with precision():  # contiguous, because compiled code is made for one order of strides
+                with autocast():  # contiguous, because compiled code is made for one order of strides
                     other = forward(group.act(element, x).contiguous()).argmax(1)
                 changed = (other != first) & counted
                 any_changed |= changed
                 for_elements += [(other == labels).sum(), changed.sum()]
             counts += [any_changed.sum(), *for_elements]
             totals += torch.stack([count.double() for count in counts])
-            each(batch)
+            on_batch(batch)
     total, right, among, loss_sum, changed_sum, *sums = world.all_reduce(totals.tolist())
     if not total:
         raise UnreadableDataError("not one test image could be read: is the folder of test images the right one?")
@@ -174,7 +174,7 @@ def evaluate_checkpoint(
         batches = stop_on_all_ranks(loader, world, lambda: False)
         named = (batch._replace(labels=labels[batch.labels]) for batch in batches)
         with detect_lost_workers(workers):
-            found = accuracy(model, named, world, nullcontext, group=moving, each=report)
+            found = accuracy(model, named, world, nullcontext, group=moving, on_batch=report)
         lost = sorted(set().union(*world.all_gather_object(unreadable)))
     links = (name for name in ("best", "last") if os.path.realpath(folder.parent.parent / name) == str(folder))
     weights = "averaged" if average else next(links, "saved")

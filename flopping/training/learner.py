@@ -84,7 +84,7 @@ class Learner:
         mixed = self.recipe.precision in ("float16", "bfloat16")
         return getattr(torch, self.recipe.precision) if mixed else None
 
-    def precision(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         if self.low_precision is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.low_precision)
@@ -94,16 +94,16 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         mine, passes, share = self.sampler.assigned, self.sampler.passes, self.sampler.mean_assigned
         total = torch.zeros((), device=self.world.device, dtype=self.dtype)
-        for place in range(mine.start, mine.start + passes):
-            is_mine = place in mine  # else a pass without images: other ranks have one more, and wait for this one
+        for micro_batch in range(mine.start, mine.start + passes):
+            is_mine = micro_batch in mine  # else a pass without images: other ranks have one more
             batch = next(batches) if is_mine else self.padding_batch()
             images = batch.images.to(self.world.device, self.dtype, non_blocking=True)
             targets = batch.labels.to(self.world.device, non_blocking=True)
-            seed_generators(derive_seed(self.recipe.seed, "chunk", epoch, step, place))  # for mixing and dropout
+            seed_generators(derive_seed(self.recipe.seed, "chunk", epoch, step, micro_batch))  # for mixing and dropout
             if self.mix is not None:
                 images, targets = self.mix(images, targets)
-            with self.parallel.accumulate_gradients(sync=place == mine.start + passes - 1):
-                with self.precision():
+            with self.parallel.accumulate_gradients(sync=micro_batch == mine.start + passes - 1):
+                with self.autocast():
                     logits = self.parallel(images)
                 # the loss in full precision; a mixed target has the precision of the logits
                 logits = logits.to(self.dtype)

@@ -182,13 +182,15 @@ def set_layer_scale(blocks: Sequence[nn.Module], value: float) -> None:
                 nn.init.constant_(parameter, value)
 
 
-def create_config(model: nn.Module, name: str, recipe: Recipe, normal: Normalisation, labels: Sequence[str]) -> str:
+def create_config(
+    model: nn.Module, name: str, recipe: Recipe, normalisation: Normalisation, labels: Sequence[str]
+) -> str:
     """The content of a config.json, by which timm makes a network from a folder, unless it is your own code."""
     size = recipe.img_size
     model.pretrained_cfg.update(  # type: ignore[operator, union-attr]
         input_size=(recipe.in_chans, size, size),
-        mean=normal.mean,
-        std=normal.std,
+        mean=normalisation.mean,
+        std=normalisation.std,
         crop_pct=recipe.test_crop,
         crop_mode="center",  # as in the tests of the run, whatever mode the network was registered with
         interpolation=recipe.interpolation,
@@ -231,7 +233,7 @@ def find_checkpoint(path: Path) -> Path:
     raise UsageError(f"{str(path)!r} holds no checkpoint: neither {CONFIG} nor best/ or last/ with it")
 
 
-UNFIT = (AssertionError, KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError)
+LOAD_ERRORS = (AssertionError, KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError)
 """What timm, torch and safetensors raise for names, values and files that don't fit."""
 
 
@@ -259,7 +261,7 @@ def load_checkpoint(
             load_weights(model, read_weights(folder / (AVERAGE if average else WEIGHTS)))
         with own_code(f"{code!r} can't be run") if own else nullcontext():
             _require_finite_answer(model)
-    except UNFIT as error:
+    except LOAD_ERRORS as error:
         reason = shorten(" ".join(str(error).split()), 400)
         name = config["architecture"]
         raise UsageError(f"the network {name!r} in {str(folder)!r} can't be loaded: {reason}") from error
@@ -350,6 +352,6 @@ def read_initial_classes(source: str) -> tuple[str, ...] | None:
 
 def load_timm_pretrained(name: str, **arguments: Any) -> nn.Module:
     """A network with the weights that timm knows for its name, which are downloaded once."""
-    with as_usage_error(*UNFIT, context=f"the weights of {name!r} can't be downloaded"):
+    with as_usage_error(*LOAD_ERRORS, context=f"the weights of {name!r} can't be downloaded"):
         model: nn.Module = timm.create_model(name, pretrained=True, **arguments)
     return model

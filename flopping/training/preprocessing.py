@@ -35,14 +35,14 @@ class Preprocessing:
         self.symmetry = trivial if ignores(model, moving) else moving
         cfg = resolve_model_data_config(model)
         mean, std = recipe.mean or cfg["mean"], recipe.std or cfg["std"]
-        self.normal = Normalisation.for_channels(mean, std, recipe.in_chans)
+        self.normalisation = Normalisation.for_channels(mean, std, recipe.in_chans)
 
     def for_training(self) -> Preparation:
         """With all that is random."""
         fields = ("img_size", "crop_scale", "translate", "color_jitter", "augment", "interpolation", "erase")
         chosen = {name: getattr(self.recipe, name) for name in fields}
         return self._preparation(
-            create_training_transform(self.normal, flip=self.flip, symmetry=self.symmetry, **chosen)
+            create_training_transform(self.normalisation, flip=self.flip, symmetry=self.symmetry, **chosen)
         )
 
     def for_testing(self) -> Preparation:
@@ -52,7 +52,7 @@ class Preprocessing:
         )
 
     def _preparation(self, transform: Transform) -> Preparation:
-        return Preparation(transform, self.recipe.in_chans, self.normal, self.device, self.dtype)
+        return Preparation(transform, self.recipe.in_chans, self.normalisation, self.device, self.dtype)
 
     def describe_left_out(self) -> list[str]:
         """A sentence for each random move of the recipe that is left out."""
@@ -89,10 +89,10 @@ def preparation_of(
     """How a network wants its images in a test, as its own config says; `input_size` if that doesn't know it."""
     cfg = resolve_model_data_config(model)
     chans, height, width = input_size or cfg["input_size"]
-    normal = normalisation_of(model, chans)
+    normalisation = normalisation_of(model, chans)
     size, crop, interpolation = (height, width), cfg["crop_pct"], cfg["interpolation"]
-    transform = create_eval_transform(size, crop, interpolation, cfg["crop_mode"], normal.mean)
-    return Preparation(transform, chans, normal, device, torch.float32)
+    transform = create_eval_transform(size, crop, interpolation, cfg["crop_mode"], normalisation.mean)
+    return Preparation(transform, chans, normalisation, device, torch.float32)
 
 
 def normalisation_of(model: nn.Module, chans: int) -> Normalisation:

@@ -34,7 +34,7 @@ MAX_IMBALANCE = 1.1
 
 
 def train(
-    job: Job, machine: RunOptions, folder: Path, console: Console, *, resume: bool = False, restart: bool = False
+    job: Job, options: RunOptions, folder: Path, console: Console, *, resume: bool = False, restart: bool = False
 ) -> Accuracy:
     """Train, or go on with training, in this process or in all that `torchrun` started.
 
@@ -42,79 +42,79 @@ def train(
     starts from the beginning.
     """
     job = replace(job, network=identify(job.model))  # an unknown network is refused before images are opened
-    if machine.shard and is_own_code(job.model):
+    if options.shard and is_own_code(job.model):
         raise UsageError(f"--shard takes networks by name, and {job.model!r} is your own code: train without it")
-    with init_world(machine.device) as here, ExitStack() as stack:
-        signals = StopSignals(verbose=here.is_main, launched=here.launched)
+    with init_world(options.device) as world, ExitStack() as stack:
+        signals = StopSignals(verbose=world.is_main, launched=world.launched)
         stack.enter_context(signals)
-        stack.enter_context(deterministic_algorithms(machine.deterministic))
-        with here.raise_on_all_ranks():
-            require_compiler(machine, here)
-            job = _with_precision(job, here, console)
+        stack.enter_context(deterministic_algorithms(options.deterministic))
+        with world.raise_on_all_ranks():
+            require_compiler(options, world)
+            job = _with_precision(job, world, console)
             stored = _find_run(folder, resume)
             moved = stored is not None and (stored.data, stored.root) != (job.data, job.root)
             if stored is not None:
                 job = job.resume(stored, folder)
-        if len(set(here.all_gather_object(stored is None))) > 1:
+        if len(set(world.all_gather_object(stored is None))) > 1:
             raise SharedUsageError(
                 f"some processes find a run in {str(folder)!r} and others don't: all need one folder"
             )
         trainer = None
         if stored is None:  # a job that can't be done is refused before there is a folder
-            trainer = _build_trainer(job, machine, folder, here, console, signals)
-        with here.raise_on_all_ranks():
-            if here.is_main:
+            trainer = _build_trainer(job, options, folder, world, console, signals)
+        with world.raise_on_all_ranks():
+            if world.is_main:
                 stack.enter_context(lock_run(folder))
                 if trainer is not None:
                     _find_run(folder, resume=False)  # another process may have begun meanwhile
                     trainer.job.write(folder)
         if trainer is None:
-            start = _find_start(folder, here, console, restart)
+            start = _find_start(folder, world, console, restart)
             result = None if start is None else _find_result(folder, start.step)
             if result is not None:
                 if moved:
-                    _open_data(job, here)
-                if here.is_main:
+                    _open_data(job, world)
+                if world.is_main:
                     console.print("The run is already complete.", highlight=False)
                 return result
             init = job.init if start is None else None  # else its weights come from the checkpoint
-            trainer = _build_trainer(replace(job, init=init), machine, folder, here, console, signals)
+            trainer = _build_trainer(replace(job, init=init), options, folder, world, console, signals)
             if start is not None:
                 trainer.restore(start)
-        _stop_if_requested(here, signals)
+        _stop_if_requested(world, signals)
         return trainer.run()
 
 
-def _stop_if_requested(here: World, signals: StopSignals) -> None:
+def _stop_if_requested(world: World, signals: StopSignals) -> None:
     """Stop, if any process received a signal before the first step: opening images may take minutes."""
-    if any(here.all_gather_object(signals.requested)):
+    if any(world.all_gather_object(signals.requested)):
         raise RunInterruptedError("stopped before the first step: there is nothing to save")
 
 
 def _build_trainer(
-    job: Job, machine: RunOptions, folder: Path, here: World, console: Console, signals: StopSignals
+    job: Job, options: RunOptions, folder: Path, world: World, console: Console, signals: StopSignals
 ) -> Trainer:
     """The trainer of a job, with its images. Nothing is written."""
-    _stop_if_requested(here, signals)
-    with here.raise_on_all_ranks():
-        job = _with_micro_batch(job, here)
-    train, test, found = _open_data(job, here)
-    _stop_if_requested(here, signals)
-    for note in filter(None, (train.note, test.note) if here.is_main else ()):
+    _stop_if_requested(world, signals)
+    with world.raise_on_all_ranks():
+        job = _with_micro_batch(job, world)
+    train, test, found = _open_data(job, world)
+    _stop_if_requested(world, signals)
+    for note in filter(None, (train.note, test.note) if world.is_main else ()):
         warn(console, escape(note))
-    trainer = Trainer(replace(job, fingerprint=found), machine, folder, here, train, test, console, signals)
-    if here.is_main and not is_own_code(job.model) and (mismatch := describe_mismatch(job.recipe, trainer.model)):
+    trainer = Trainer(replace(job, fingerprint=found), options, folder, world, train, test, console, signals)
+    if world.is_main and not is_own_code(job.model) and (mismatch := describe_mismatch(job.recipe, trainer.model)):
         warn(console, f"[yellow]{mismatch}[/yellow]")
     return trainer
 
 
-def _open_data(job: Job, here: World) -> tuple[ImageDataset, ImageDataset, str]:
+def _open_data(job: Job, world: World) -> tuple[ImageDataset, ImageDataset, str]:
     """The images of a job and their fingerprint, which must be the same on all ranks and as the job has it."""
-    with here.raise_on_all_ranks():
+    with world.raise_on_all_ranks():
         train, test = (open_dataset(job.data, split, job.root) for split in ("train", "validation"))
         require_same_classes(train, test, job.data)
         found = fingerprint(train, test)
-    prints = here.all_gather_object(found)
+    prints = world.all_gather_object(found)
     other = next((rank for rank, each in enumerate(prints) if each != prints[0]), None)
     if other is not None:
         raise SharedUsageError(
@@ -164,28 +164,28 @@ def has_compiler() -> bool:
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
-def require_compiler(machine: RunOptions, here: World) -> None:
+def require_compiler(options: RunOptions, world: World) -> None:
     """Refuse to compile without a compiler, rather than fail in the first step."""
-    if machine.compile and here.device.type == "cpu" and not has_compiler():
+    if options.compile and world.device.type == "cpu" and not has_compiler():
         raise UsageError(
             f"no C++ compiler is called {os.environ.get('CXX', 'g++')!r}, and networks on a CPU are compiled with one:"
             " install it, name it by the variable CXX, or go without (--no-compile)"
         )
 
 
-def _with_precision(job: Job, here: World, console: Console) -> Job:
+def _with_precision(job: Job, world: World, console: Console) -> Job:
     """The job in the arithmetic that the machine has."""
-    precision, why = usable_precision(job.recipe.precision, here.device)
-    if why and here.is_main:
+    precision, why = usable_precision(job.recipe.precision, world.device)
+    if why and world.is_main:
         warn(console, why)
     return replace(job, recipe=job.recipe.override([f"precision={precision}"]))
 
 
-def _with_micro_batch(job: Job, here: World) -> Job:
+def _with_micro_batch(job: Job, world: World) -> Job:
     """The job with the default micro-batch, if it has none."""
     recipe = job.recipe
-    limit = MICRO_BATCH[here.device.type]
-    size = job.micro_batch or default_micro_batch(recipe.batch_size, here.size, limit, recipe.mixes)
+    limit = MICRO_BATCH[world.device.type]
+    size = job.micro_batch or default_micro_batch(recipe.batch_size, world.size, limit, recipe.mixes)
     if recipe.mixes and size % 2:
         raise UsageError(f"mixup and CutMix mix pairs of images: --micro-batch is even, got {size}")
     return replace(job, micro_batch=size)
@@ -211,12 +211,12 @@ def default_micro_batch(batch_size: int, world_size: int, most: int, even: bool)
     return max(n for n in found if images[n] <= least)
 
 
-def _find_start(folder: Path, here: World, console: Console, restart: bool) -> Checkpoint | None:
+def _find_start(folder: Path, world: World, console: Console, restart: bool) -> Checkpoint | None:
     """The newest valid checkpoint of a run, which rank 0 looks for and all ranks read."""
     manager = CheckpointManager(folder)
     step = None
-    with here.raise_on_all_ranks():
-        if here.is_main:
+    with world.raise_on_all_ranks():
+        if world.is_main:
             newest, problems = manager.find_newest(restart=restart)
             step = None if newest is None else newest.step
             instead = "the run starts from the beginning" if step is None else f"the one of step {step} is used"
@@ -224,8 +224,8 @@ def _find_start(folder: Path, here: World, console: Console, restart: bool) -> C
                 warn(console, f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}")
             if step is None and not problems:
                 console.print("No checkpoint was written yet: the run starts from the beginning.")
-    step = here.all_gather_object(step)[0]
-    with here.raise_on_all_ranks():
+    step = world.all_gather_object(step)[0]
+    with world.raise_on_all_ranks():
         return None if step is None else read_manifest(manager.step_folder(step))
 
 

@@ -64,7 +64,7 @@ class Trainer:
     def __init__(
         self,
         job: Job,
-        machine: RunOptions,
+        options: RunOptions,
         folder: Path,
         world: World,
         train: ImageDataset,
@@ -72,7 +72,7 @@ class Trainer:
         console: Console,
         signals: StopSignals | None = None,
     ) -> None:
-        self.job, self.machine, self.folder, self.world, self.console = job, machine, folder, world, console
+        self.job, self.options, self.folder, self.world, self.console = job, options, folder, world, console
         self.recipe = recipe = job.recipe
         self.train, self.test = train, test
         assert job.micro_batch is not None
@@ -81,27 +81,27 @@ class Trainer:
             self.sampler = MicroBatchSampler(self.order, world.rank, world.size)
             self.steps = self.order.steps * recipe.epochs
             model, source = self._build(len(train.classes))
-            self.test_group = group_to_test(model, machine.group, (recipe.img_size, recipe.img_size))
-        compiled, shard = machine.compile, machine.shard
+            self.test_group = group_to_test(model, options.group, (recipe.img_size, recipe.img_size))
+        compiled, shard = options.compile, options.shard
         self.learner = Learner(model, recipe, self.sampler, world, shard=shard, compiled=compiled, source=source)
         self.model, self.dtype = model, self.learner.dtype
         self.preprocessing = Preprocessing(recipe, model, world.device, self.dtype)
-        self.source = DataSource(train, self.preprocessing.for_training(), self.sampler, machine.workers)
-        self.config = create_config(model, job.model, recipe, self.preprocessing.normal, train.classes)
+        self.source = DataSource(train, self.preprocessing.for_training(), self.sampler, options.workers)
+        self.config = create_config(model, job.model, recipe, self.preprocessing.normalisation, train.classes)
         self.manager = CheckpointManager(folder)
         self.progress = Progress()
-        self.unreadable = UnreadableImages(train, test, world, machine.unreadable_share)
+        self.unreadable = UnreadableImages(train, test, world, options.unreadable_share)
         self.problem: str | None = None
         """Why this rank can't go on, until all ranks know."""
         self.signals = signals or StopSignals(verbose=world.is_main, launched=world.launched)
         self.interval = LogInterval()
-        self.sync = SyncInterval(MAX_STEPS_PER_SYNC[world.device.type], (machine.log_steps, machine.save_steps))
+        self.sync = SyncInterval(MAX_STEPS_PER_SYNC[world.device.type], (options.log_steps, options.save_steps))
         self.is_warm = False
         self.saved_at = monotonic()
 
     def _build(self, classes: int) -> tuple[nn.Module, nn.Module | None]:
         """The network and the one that has its weights: the same one, or, for a sharded network, one on rank 0."""
-        job, shard = self.job, self.machine.shard
+        job, shard = self.job, self.options.shard
         with torch.device("meta") if shard else nullcontext():
             source: nn.Module | None = build(job.recipe, job.model, classes)
         model = source
@@ -192,7 +192,7 @@ class Trainer:
         self.is_warm = True
         if bad:
             self.unreadable.gather()
-        if progress.step // self.machine.log_steps > (progress.step - len(means)) // self.machine.log_steps:
+        if progress.step // self.options.log_steps > (progress.step - len(means)) // self.options.log_steps:
             interval = self.interval
             self._log(
                 "step",
@@ -211,15 +211,15 @@ class Trainer:
             self.save(None)
 
     def _save_is_due(self, steps: int) -> bool:
-        every, step = self.machine.save_steps, self.progress.step
+        every, step = self.options.save_steps, self.progress.step
         if every is not None and (step + steps) // every > step // every:
             return True
-        return monotonic() - self.saved_at > 60 * self.machine.save_minutes
+        return monotonic() - self.saved_at > 60 * self.options.save_minutes
 
     def _finish_epoch(self, epoch: int) -> Accuracy | None:
         progress = self.progress
         self._require_finite()
-        tested = (epoch + 1) % self.machine.test_epochs == 0 or progress.step == self.steps
+        tested = (epoch + 1) % self.options.test_epochs == 0 or progress.step == self.steps
         try:
             result = self._test() if tested else None
             average = None
@@ -255,17 +255,17 @@ class Trainer:
         self.model.eval()
         self.unreadable.tests.clear()
         preparation, world = self.preprocessing.for_testing(), self.world
-        batch_size, workers = self.machine.test_batch, self.machine.workers
+        batch_size, workers = self.options.test_batch, self.options.workers
         batches = read_evaluation_batches(self.test, preparation, batch_size, workers, world.rank, world.size)
         try:
             return accuracy(
                 self.model,
                 stop_on_all_ranks(batches, self.world, lambda: self.signals.requested),
                 self.world,
-                self.learner.precision,
+                self.learner.autocast,
                 dtype=self.dtype,
                 group=self.test_group if self.progress.step == self.steps else trivial,
-                each=lambda batch: self.unreadable.tests.update(batch.unreadable),
+                on_batch=lambda batch: self.unreadable.tests.update(batch.unreadable),
             )
         finally:
             self.learner.parallel.reshard()
@@ -325,7 +325,7 @@ class Trainer:
     def _detect_lost_workers(self) -> Iterator[None]:
         """Within it, a worker process that is killed stops the run. Other ranks, which wait for this one, report it."""
         try:
-            with detect_lost_workers(self.machine.workers):
+            with detect_lost_workers(self.options.workers):
                 yield
         except WorkerLostError as error:
             kind = PeerLostError if self.world.size > 1 else RunStoppedError
@@ -396,5 +396,5 @@ class Trainer:
             self.log.say(note)
         if self.progress.step:
             self.log.say(f"Resumed after step {self.progress.step} of {self.steps}.")
-        if self.machine.compile:
+        if self.options.compile:
             self.log.say("The first step compiles the network, for a minute or two; --no-compile leaves that out.")

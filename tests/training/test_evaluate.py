@@ -98,7 +98,7 @@ def test_a_finished_run_prepares_images_as_its_own_tests_did() -> None:
     model = timm.create_model(TINY, num_classes=2, pretrained_cfg_overlay={"crop_mode": "squash"})
     recipe = load("deit3_small").override(["img_size=64", "test_crop=0.5"])
     during = Preprocessing(recipe, model, CPU, torch.float32)
-    create_config(model, TINY, recipe, during.normal, ["cat", "dog"])
+    create_config(model, TINY, recipe, during.normalisation, ["cat", "dog"])
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8))
     first, second = (each.transform(image) for each in (during.for_testing(), preparation_of(model, CPU)))
     assert torch.equal(torch.as_tensor(np.array(first)), torch.as_tensor(np.array(second)))

@@ -110,7 +110,7 @@ def test_gradients_that_overflow_float16_for_ever(
 
     monkeypatch.setattr(run, "usable_precision", lambda precision, device: (precision, ""))
     monkeypatch.setattr(trainer, "build", broken)
-    monkeypatch.setattr(learner.Learner, "precision", lambda self: nullcontext())
+    monkeypatch.setattr(learner.Learner, "autocast", lambda self: nullcontext())
     ended = call(*started("--save-steps", "20", "--test-epochs", "100", epochs=10, precision="float16"))
     assert ended.code == 1, ended.err
     first = 16 + 15  # a scale of 2^16 is halved until it is below 2^-14

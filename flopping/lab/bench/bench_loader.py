@@ -76,39 +76,39 @@ class Speed:
         return {**asdict(self), "ratio": self.ratio, "workers_needed": self.workers_needed, "verdict": self.verdict}
 
 
-def build_trainer(job: Job, machine: RunOptions, folder: Path, console: Console) -> Trainer:
+def build_trainer(job: Job, options: RunOptions, folder: Path, console: Console) -> Trainer:
     """A trainer of a network by a recipe, with at most `MICRO_BATCHES` micro-batches per step."""
-    here = World(resolve_device(machine.device))
-    require_compiler(machine, here)
-    precision, why = usable_precision(job.recipe.precision, here.device)
+    world = World(resolve_device(options.device))
+    require_compiler(options, world)
+    precision, why = usable_precision(job.recipe.precision, world.device)
     if why:
         warn(console, why)
     recipe = job.recipe
     micro_batch = job.micro_batch or default_micro_batch(
-        recipe.batch_size, 1, MICRO_BATCH[here.device.type], recipe.mixes
+        recipe.batch_size, 1, MICRO_BATCH[world.device.type], recipe.mixes
     )
     batch = micro_batch * min(MICRO_BATCHES, recipe.batch_size // micro_batch) or recipe.batch_size
     recipe = recipe.override([f"precision={precision}", f"batch_size={batch}"])
     images = open_dataset(job.data, "train", job.root)
     trainer = Trainer(
-        replace(job, recipe=recipe, micro_batch=micro_batch), machine, folder, here, images, images, console
+        replace(job, recipe=recipe, micro_batch=micro_batch), options, folder, world, images, images, console
     )
     trainer.model.train()
     return trainer
 
 
-def measure(job: Job, machine: RunOptions, console: Console, seconds: float) -> Speed:
+def measure(job: Job, options: RunOptions, console: Console, seconds: float) -> Speed:
     """Time a recipe's loader and network on its training images, each for so many seconds. Nothing is written."""
-    with TemporaryDirectory() as folder, detect_lost_workers(machine.workers):
-        trainer = build_trainer(job, machine, Path(folder), console)
+    with TemporaryDirectory() as folder, detect_lost_workers(options.workers):
+        trainer = build_trainer(job, options, Path(folder), console)
         source = trainer.source
         console.print("Timing the loader")
-        loader, last = _loading(source, machine.workers, seconds)
-        console.print("Timing the network" + (", which is compiled first: up to a minute" if machine.compile else ""))
+        loader, last = _loading(source, options.workers, seconds)
+        console.print("Timing the network" + (", which is compiled first: up to a minute" if options.compile else ""))
         network, _ = _training(trainer, TimedBatches(repeat(last)), seconds)
         console.print("Timing both together")
         together, waiting = _training(trainer, TimedBatches(repeat_epochs(source)), seconds)
-    return Speed(loader, network, together, waiting, machine.workers, usable_cores())
+    return Speed(loader, network, together, waiting, options.workers, usable_cores())
 
 
 def repeat_epochs(source: DataSource) -> Iterator[Batch]:
