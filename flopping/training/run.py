@@ -77,8 +77,7 @@ def train(
                 if world.is_main:
                     console.print("The run is already complete.", highlight=False)
                 return result
-            init = job.init if start is None else None  # else its weights come from the checkpoint
-            trainer = _build_trainer(replace(job, init=init), options, folder, world, console, signals)
+            trainer = _build_trainer(job, options, folder, world, console, signals, resumes=start is not None)
             if start is not None:
                 trainer.restore(start)
         _stop_if_requested(world, signals)
@@ -92,7 +91,14 @@ def _stop_if_requested(world: World, signals: StopSignals) -> None:
 
 
 def _build_trainer(
-    job: Job, options: RunOptions, folder: Path, world: World, console: Console, signals: StopSignals
+    job: Job,
+    options: RunOptions,
+    folder: Path,
+    world: World,
+    console: Console,
+    signals: StopSignals,
+    *,
+    resumes: bool = False,
 ) -> Trainer:
     """The trainer of a job, with its images. Nothing is written."""
     _stop_if_requested(world, signals)
@@ -102,7 +108,8 @@ def _build_trainer(
     _stop_if_requested(world, signals)
     for note in filter(None, (train.note, test.note) if world.is_main else ()):
         warn(console, escape(note))
-    trainer = Trainer(replace(job, fingerprint=found), options, folder, world, train, test, console, signals)
+    job = replace(job, fingerprint=found)
+    trainer = Trainer(job, options, folder, world, train, test, console, signals, resumes=resumes)
     if world.is_main and not is_own_code(job.model) and (mismatch := describe_mismatch(job.recipe, trainer.model)):
         warn(console, f"[yellow]{mismatch}[/yellow]")
     return trainer

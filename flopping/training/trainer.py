@@ -71,7 +71,10 @@ class Trainer:
         test: ImageDataset,
         console: Console,
         signals: StopSignals | None = None,
+        *,
+        resumes: bool = False,
     ) -> None:
+        """If it `resumes`, weights come from the checkpoint that `restore` gets: no others are read or computed."""
         self.job, self.options, self.folder, self.world, self.console = job, options, folder, world, console
         self.recipe = recipe = job.recipe
         self.train, self.test = train, test
@@ -80,7 +83,7 @@ class Trainer:
             self.order = Order(len(train), recipe.batch_size, job.micro_batch, recipe.repeats, recipe.seed)
             self.sampler = MicroBatchSampler(self.order, world.rank, world.size)
             self.steps = self.order.steps * recipe.epochs
-            model, source = self._build(len(train.classes))
+            model, source = self._build(len(train.classes), resumes)
             self.test_group = group_to_test(model, options.group, (recipe.img_size, recipe.img_size))
         compiled, shard = options.compile, options.shard
         self.learner = Learner(model, recipe, self.sampler, world, shard=shard, compiled=compiled, source=source)
@@ -99,25 +102,33 @@ class Trainer:
         self.is_warm = False
         self.saved_at = monotonic()
 
-    def _build(self, classes: int) -> tuple[nn.Module, nn.Module | None]:
+    def _build(self, classes: int, resumes: bool) -> tuple[nn.Module, nn.Module | None]:
         """The network and the one that has its weights: the same one, or, for a sharded network, one on rank 0."""
         job, shard = self.job, self.options.shard
         with torch.device("meta") if shard else nullcontext():
-            source: nn.Module | None = build(job.recipe, job.model, classes)
-        model = source
+            model = build(job.recipe, job.model, classes)
+        source: nn.Module | None = model
         if shard:
             source = build(job.recipe, job.model, classes) if self.world.is_main else None
-        if source is not None and job.init is not None:
-            with as_usage_error(ValueError, context=f"--init {job.init}"):
-                known = read_initial_classes(job.init)
-                new_head = job.new_head or known not in (None, self.train.classes)
-                notes = fit_weights(source, read_initial_weights(job.init), new_head=new_head)
-            if notes and self.world.is_main:
-                self.console.print(f"--init {job.init}: {shorten(notes, 3)}", highlight=False, markup=False)
-        elif source is not None and job.recipe.whiten_stem:
-            whiten_stem(source, job.recipe, self.train)
-        assert model is not None
+        if source is not None and not resumes:
+            self._initialise(source)
         return model, source
+
+    def _initialise(self, network: nn.Module) -> None:
+        """Set what a run starts with beside random weights: those of --init, or else filters that whiten images."""
+        job = self.job
+        if job.init is None:
+            if job.recipe.whiten_stem:
+                whiten_stem(network, job.recipe, self.train)
+            return
+        with as_usage_error(ValueError, context=f"--init {job.init}"):
+            known = read_initial_classes(job.init)
+            new_head = job.new_head or known not in (None, self.train.classes)
+            notes = fit_weights(network, read_initial_weights(job.init), new_head=new_head)
+        if notes and self.world.is_main:
+            self.console.print(f"--init {job.init}: {shorten(notes, 3)}", highlight=False, markup=False)
+        if job.recipe.whiten_stem and self.world.is_main:
+            self.console.print("whiten_stem is left out: the weights come from --init.", highlight=False)
 
     def run(self) -> Accuracy:
         """Train from the last checkpoint, or from the beginning, to the end, and test."""

@@ -19,11 +19,12 @@ from flopping.data.fashion import CLASSES, read_subset
 from flopping.errors import UsageError
 from flopping.models.weights import fit_weights
 from flopping.testing import randomize_
+from flopping.training import trainer
 from flopping.training.learner import create_optimizer
 from flopping.training.networks import build
 from flopping.training.preprocessing import Preprocessing, whiten_stem
 from flopping.training.recipe import load
-from flopping.training.run_log import read_log
+from flopping.training.run_log import LOG, read_log
 
 SMALL = {"embed_dim": 64, "depth": 4, "num_heads": 2, "patch_size": 7}
 TO_SMALL = [f"model_args.{name}={value}" for name, value in SMALL.items()] + [
@@ -162,6 +163,22 @@ def test_the_stem_starts_whitened(tmp_path: Path) -> None:
     torch.testing.assert_close(even.T.cov(correction=0), torch.eye(4), rtol=0, atol=0.02)
     with pytest.raises(UsageError, match="VisionTransformer"):
         whiten_stem(build(recipe, "deit3_flop_test_patch16_64", 3), recipe, data)
+
+
+def test_only_random_weights_are_whitened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of a checkpoint, and not those of --init, which the run says once."""
+    whitened: list[bool] = []
+    monkeypatch.setattr(trainer, "whiten_stem", lambda *_: whitened.append(True))
+    data, run = image_folder(tmp_path / "data", 2, 1, size=32), tmp_path / "run"
+    short = ("train", "cifar10_resnet", "epochs=1", "warmup_epochs=0", "batch_size=4", "lr=1e-3", "--data", str(data))
+    said = []
+    for folder, more in ((run, ()), (run, ("--resume",)), (tmp_path / "tuned", ("--init", str(run)))):
+        ended = call(*short, "-o", str(folder), *OPTIONS, *more)
+        assert ended.code == 0, ended.err
+        said.append(ended.err.count("whiten_stem is left out: the weights come from --init."))
+        assert whitened == [True]
+        (folder / LOG).unlink()  # without a result the next one tests again
+    assert said == [0, 0, 1]
 
 
 OWN = """
