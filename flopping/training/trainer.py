@@ -216,10 +216,11 @@ class Trainer:
             progress.loss_sum, progress.losses = 0.0, 0
             self.interval = LogInterval()
         self.log.update_bar(progress.step, f"loss {means[-1]:.3f}{progress.describe_speed()}")
-        if stop:
-            raise self._interrupted(self.save(None))
-        if save_all and progress.step % self.order.steps:
-            self.save(None)
+        if stop or (save_all and progress.step % self.order.steps):
+            self._require_finite()
+            checkpoint = self.save(None)
+            if stop:
+                raise self._interrupted(checkpoint)
 
     def _save_is_due(self, steps: int) -> bool:
         every, step = self.options.save_steps, self.progress.step
@@ -283,8 +284,7 @@ class Trainer:
             self.model.train()
 
     def save(self, score: float | None) -> Path:
-        """Save a checkpoint, unless it would hold NaN or infinite values. All ranks take part; rank 0 writes."""
-        self._require_finite()
+        """Save a checkpoint, after `_require_finite` and maybe a test. All ranks take part; rank 0 writes."""
         self.progress.events = self.log.events
         progress = {
             "progress": vars(self.progress).copy(),
