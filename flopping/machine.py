@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,12 @@ def keep_freed_memory() -> bool:
     if mallopt is None or mallopt(M_TRIM_THRESHOLD, -1) != 1:  # -1: free memory is never returned
         return False
     return any(mallopt(M_MMAP_THRESHOLD, size) == 1 for size in (2**31 - 1, 2**25))  # older versions: 32 MiB at most
+
+
+def find_compiler() -> tuple[str, bool]:
+    """The C++ compiler that torch.compile starts for CPUs: its name, and whether there is one of that name."""
+    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    return name, shutil.which(name) is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

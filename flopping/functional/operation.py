@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -29,11 +27,15 @@ def compile_operations(enable: bool = True) -> None:
     Each is compiled when it is called first. The switch is off until it is set, and holds for all networks of the
     process; a network that is compiled itself doesn't need it.
     """
+    from flopping.machine import find_compiler  # `python -m flopping.machine` must not find it imported already
+
     global _compiler
-    compiler = os.environ.get("CXX", "g++")
-    if enable and not torch.cuda.is_available() and shutil.which(compiler) is None:
-        raise UsageError(f"compile_operations needs a C++ compiler, and {compiler!r} (CXX) is not found: install one")
     if enable:
+        compiler, is_there = find_compiler()
+        if not is_there and not torch.cuda.is_available():
+            raise UsageError(
+                f"compile_operations needs a C++ compiler, and {compiler!r} (CXX) is not found: install one"
+            )
         allow_graphs(64)  # layouts and shapes need graphs of their own
     _compiler = _compile if enable else None
 

@@ -24,12 +24,13 @@ from flopping.features import Layout
 from flopping.groups import flop
 from flopping.lab.curves import show_curves
 from flopping.lab.drawing import BACKGROUND, COLOURS, INK, WIDTH, finished, save, style
+from flopping.machine import find_compiler
 from flopping.testing import randomize_
 from flopping.training.job import Job, RunOptions
 from flopping.training.networks import find_checkpoint, load_checkpoint
 from flopping.training.preprocessing import preparation_of
 from flopping.training.recipe import Recipe, load
-from flopping.training.run import has_compiler, train
+from flopping.training.run import train
 from flopping.training.run_log import read_log
 
 RECIPE = "fashion_vit"
@@ -80,7 +81,7 @@ def demo(
     """Train both networks, show them the mirrored test images, and explain the result to the reader."""
     recipe = load(RECIPE).override(changes)
     if compiled is None:
-        compiled = has_compiler()
+        _, compiled = find_compiler()
     console.print("[bold]flopping[/bold]: networks that know a mirrored image shows the same thing\n")
     _show_parts(console)
     console.print(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +20,7 @@ from flopping.cost.measure import CACHE, ChildProcess
 from flopping.cost.records import Setting
 from flopping.cost.worker import Emit, Run, main
 from flopping.errors import pluralize
-from flopping.machine import available_memory, precision_problem, this_machine, usable_cores
+from flopping.machine import available_memory, find_compiler, precision_problem, this_machine, usable_cores
 from flopping.models.targets import example_input, load
 from flopping.models.zoo import ZOO
 from flopping.testing import randomize_, relative_error
@@ -200,8 +198,8 @@ def _describe_gpu(index: int) -> str:
 
 def _describe_compiler() -> str:
     """The C++ compiler that torch.compile starts for CPUs, and Triton, which it needs for GPUs."""
-    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(name) is None:
+    name, is_there = find_compiler()
+    if not is_there:
         cpp = f"no {name}: torch.compile needs it on a CPU"
     else:
         done = subprocess.run([name, "--version"], capture_output=True, text=True, errors="replace", check=False)

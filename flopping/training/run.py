@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +16,7 @@ from flopping.data.datasets import open_dataset, require_same_classes
 from flopping.data.images import ImageDataset
 from flopping.errors import RunInterruptedError, UsageError, as_usage_error
 from flopping.files import folder_lock
-from flopping.machine import deterministic_algorithms, usable_precision
+from flopping.machine import deterministic_algorithms, find_compiler, usable_precision
 from flopping.training.checkpoint import Checkpoint, CheckpointManager, read_manifest
 from flopping.training.distributed import SharedUsageError, World, init_world
 from flopping.training.evaluate import Accuracy
@@ -166,17 +165,13 @@ def _find_run(folder: Path, resume: bool) -> Job | None:
     return Job.read(folder) if exists else None
 
 
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler, which networks on a CPU are compiled with."""
-    return shutil.which(os.environ.get("CXX", "g++")) is not None
-
-
 def require_compiler(options: RunOptions, world: World) -> None:
     """Refuse to compile without a compiler, rather than fail in the first step."""
-    if options.compile and world.device.type == "cpu" and not has_compiler():
+    compiler, is_there = find_compiler()
+    if options.compile and world.device.type == "cpu" and not is_there:
         raise UsageError(
-            f"no C++ compiler is called {os.environ.get('CXX', 'g++')!r}, and networks on a CPU are compiled with one:"
-            " install it, name it by the variable CXX, or go without (--no-compile)"
+            f"no C++ compiler is called {compiler!r}, and networks on a CPU are compiled with one: install it, name it"
+            " by the variable CXX, or go without (--no-compile)"
         )
 
 
@@ -185,7 +180,7 @@ def _with_precision(job: Job, world: World, console: Console) -> Job:
     precision, why = usable_precision(job.recipe.precision, world.device)
     if why and world.is_main:
         warn(console, why)
-    return replace(job, recipe=job.recipe.override([f"precision={precision}"]))
+    return replace(job, recipe=replace(job.recipe, precision=precision))
 
 
 def _with_micro_batch(job: Job, world: World) -> Job:
@@ -231,7 +226,7 @@ def _find_start(folder: Path, world: World, console: Console, restart: bool) -> 
                 warn(console, f"[yellow]Warning:[/yellow] {escape(problem)}; {instead}")
             if step is None and not problems:
                 console.print("No checkpoint was written yet: the run starts from the beginning.")
-    step = world.all_gather_object(step)[0]
+    step = world.broadcast_object(step)
     with world.raise_on_all_ranks():
         return None if step is None else read_manifest(manager.step_folder(step))
 

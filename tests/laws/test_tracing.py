@@ -2,9 +2,7 @@
 
 import copy
 import io
-import os
 import pickle
-import shutil
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from torch import nn
 
 from flopping import Layout, flop, octic
 from flopping import nn as fnn
+from flopping.machine import find_compiler
 from flopping.testing import assert_equivariant, randomize_, relative_error
 from flopping.testing.cases import LAYERS, Case, cases
 
@@ -98,9 +97,7 @@ def test_built_on_the_meta_device(case: Case) -> None:
     assert relative_error(module.eval()(x), y) == 0
 
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler, none found"
-)
+needs_compiler = pytest.mark.skipif(not find_compiler()[1], reason="torch.compile needs a C++ compiler, none found")
 
 
 @needs_compiler

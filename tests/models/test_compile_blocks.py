@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from functools import cache, partial
 
 import pytest
@@ -13,12 +11,11 @@ from torch._dynamo.utils import counters
 
 import flopping
 from flopping.functional import operation
+from flopping.machine import find_compiler
 from flopping.models.blocks import find_blocks
 from flopping.testing import randomize_, relative_error
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler, none found"
-)
+needs_compiler = pytest.mark.skipif(not find_compiler()[1], reason="torch.compile needs a C++ compiler, none found")
 
 
 @pytest.mark.parametrize(
