@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -161,10 +161,13 @@ class Learner:
 
     def restore(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint, which only rank 0 reads; `state` is what `checkpoint.training()` gave there."""
-        main, averages = self.world.is_main, {} if self.average is None else {"average": self.average.module}
-        for kind, network in {"weights": self.model, **averages}.items():
+        main = self.world.is_main
+        weights: list[tuple[Callable[[], dict[str, Tensor] | None], nn.Module]] = [(checkpoint.weights, self.model)]
+        if self.average is not None:
+            weights.append((checkpoint.average, self.average.module))
+        for read, network in weights:
             with self.world.raise_on_all_ranks():
-                tensors = getattr(checkpoint, kind)() or {} if main else {}
+                tensors = (read() if main else None) or {}
                 if main:
                     check_weights(tensors, network.state_dict(), f"the network of {str(checkpoint.folder)!r}")
             load_full_state(network, tensors, self.world)
