@@ -53,7 +53,9 @@ def predict(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", "--check-mirror", help="Run mirrored and turned images, too, and say what they change."
+            "--check",
+            "--check-mirror",
+            help="Run images moved by each element of the group, too, and say what changes.",
         ),
     ] = False,
     group: TestGroup = None,

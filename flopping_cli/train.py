@@ -264,7 +264,9 @@ def evaluate(
     root: Root = None,
     move: Annotated[
         bool,
-        typer.Option("--move/--no-move", "--mirror/--no-mirror", help="Test mirrored and turned images, too."),
+        typer.Option(
+            "--move/--no-move", "--mirror/--no-mirror", help="Test images moved by each element of the group, too."
+        ),
     ] = True,
     group: TestGroup = None,
     average: Average = False,
@@ -275,9 +277,9 @@ def evaluate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Test a trained network: accuracy on the test images, also mirrored and turned. Under torchrun, on all ranks.
+    """Test a trained network: accuracy on the test images, as they are and moved by each element of the group.
 
-    The images are moved by all elements of the network's group; those of an ordinary network are mirrored.
+    The group is the network's own; the images of an ordinary network are mirrored. Under torchrun, on all ranks.
 
     Examples: flopping eval runs/e-vit-b --data imagenet/; flopping eval runs/e-vit-b/last --data imagenet/ --json;
     flopping eval runs/vit-b --data imagenet/ --group octic

@@ -49,7 +49,7 @@ class Checkpoint:
     folder: Path
     step: int
     score: float | None
-    """Accuracy on the test images, if it was measured just before."""
+    """Accuracy on the validation images, if it was measured just before."""
     files: Mapping[str, str]
     """The SHA-256 of every file."""
 
@@ -157,7 +157,7 @@ class CheckpointManager:
     def find_newest(self, *, restart: bool = False) -> tuple[Checkpoint | None, list[str]]:
         """The newest valid checkpoint, and the problems of newer ones, which are renamed to `corrupted-...`.
 
-        If all are corrupted they are left as they are and refused, unless `restart` allows to do without them.
+        If all are corrupted they stay where they are, and an error is raised unless `restart`.
         """
         problems: dict[Path, str] = {}
         newest = None

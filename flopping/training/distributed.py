@@ -143,7 +143,7 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def _read_local_rank() -> int:
-    """The rank on this machine; numbers of processes that can't be are refused, because others would be waited for."""
+    """The rank on this machine. Impossible ranks and sizes are refused: torch would wait for absent processes."""
     texts = {
         name: os.environ.get(name, usual) for name, usual in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
     }

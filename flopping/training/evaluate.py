@@ -1,4 +1,4 @@
-"""Accuracy on test images, also mirrored and turned; images that can't be read, on which all ranks have to agree."""
+"""Accuracy on images, also moved by each element of a group; images that can't be read, of which all ranks learn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MovedAccuracy:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of how many images the right class came first, or among the first five; in per cent."""
+    """The share of images whose class the network put first (top-1) or among the first five (top-5), in per cent."""
 
     images: int
     top1: float
@@ -45,7 +45,7 @@ class Accuracy:
     top5: float | None = None
     """None for networks with at most five classes."""
     changed: int | None = None
-    """How many images some element of a group changes the class of."""
+    """How many images get another class when some element of the group moves them."""
     moved: dict[str, MovedAccuracy] = field(default_factory=dict)
     """By the names of the group's elements but the identity."""
 
@@ -105,7 +105,7 @@ def accuracy(
             on_batch(batch)
     total, right, among, loss_sum, changed_sum, *sums = world.all_reduce(totals.tolist())
     if not total:
-        raise UnreadableDataError("not one test image could be read: is the folder of test images the right one?")
+        raise UnreadableDataError("not one image could be read: is this the right folder of validation or test images?")
     return Accuracy(
         int(total),
         100 * right / total,
@@ -211,10 +211,10 @@ READ_ERRORS = (RunStoppedError, OSError, RuntimeError, ValueError)
 
 
 class UnreadableImages:
-    """Counted and listed. A run goes on without them, up to a share of the training images."""
+    """The images of a run that could not be read. The run goes on without them, up to a share of training images."""
 
-    def __init__(self, train: ImageDataset, test: ImageDataset, world: World, share: float) -> None:
-        self.train, self.test, self.world, self.share = train, test, world, share
+    def __init__(self, train: ImageDataset, validation: ImageDataset, world: World, share: float) -> None:
+        self.train, self.validation, self.world, self.share = train, validation, world, share
         self.known: set[int] = set()
         """Training images that could not be read, on any rank."""
         self.found: set[int] = set()
@@ -246,7 +246,7 @@ class UnreadableImages:
         warnings, places = [], []
         for dataset, indices, kind, meanwhile in (
             (self.train, self.known, "training image", "replaced by other images"),
-            (self.test, tests, "validation image", "left out"),
+            (self.validation, tests, "validation image", "left out"),
         ):
             here = _locate(dataset, indices)
             places += here

@@ -29,7 +29,7 @@ from flopping.training.trainer import Trainer
 MICRO_BATCH = {"cpu": 64, "cuda": 256}
 """The largest micro-batch by default."""
 MAX_IMBALANCE = 1.1
-"""A rank may have so many times its even share of a batch, where micro-batches can't be shared evenly."""
+"""The largest share of a batch that one rank may get, relative to an equal share."""
 
 
 def train(
@@ -103,12 +103,12 @@ def _build_trainer(
     _stop_if_requested(world, signals)
     with world.raise_on_all_ranks():
         job = _with_micro_batch(job, world)
-    train, test, found = _open_data(job, world)
+    train, validation, found = _open_data(job, world)
     _stop_if_requested(world, signals)
-    for note in filter(None, (train.note, test.note) if world.is_main else ()):
+    for note in filter(None, (train.note, validation.note) if world.is_main else ()):
         warn(console, escape(note))
     job = replace(job, fingerprint=found)
-    trainer = Trainer(job, options, folder, world, train, test, console, signals, resumes=resumes)
+    trainer = Trainer(job, options, folder, world, train, validation, console, signals, resumes=resumes)
     if world.is_main and not is_own_code(job.model) and (mismatch := describe_mismatch(job.recipe, trainer.model)):
         warn(console, f"[yellow]{mismatch}[/yellow]")
     return trainer
@@ -117,9 +117,9 @@ def _build_trainer(
 def _open_data(job: Job, world: World) -> tuple[ImageDataset, ImageDataset, str]:
     """The images of a job and their fingerprint, which must be the same on all ranks and as the job has it."""
     with world.raise_on_all_ranks():
-        train, test = (open_dataset(job.data, split, job.root) for split in ("train", "validation"))
-        require_same_classes(train, test, job.data)
-        found = fingerprint(train, test)
+        train, validation = (open_dataset(job.data, split, job.root) for split in ("train", "validation"))
+        require_same_classes(train, validation, job.data)
+        found = fingerprint(train, validation)
     prints = world.all_gather_object(found)
     other = next((rank for rank, each in enumerate(prints) if each != prints[0]), None)
     if other is not None:
@@ -132,7 +132,7 @@ def _open_data(job: Job, world: World) -> tuple[ImageDataset, ImageDataset, str]
             f"{job.data!r} is not the data of the run: it has {found}, and the run was started on {job.fingerprint}."
             " Bring the images back, or start another run (--init takes weights along)"
         )
-    return train, test, found
+    return train, validation, found
 
 
 @contextmanager
@@ -147,7 +147,10 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a new run may use the folder: it is empty, or has only what a run left that was killed as it began."""
+    """Whether a new run may use the folder: it is missing, empty, or holds only hidden files.
+
+    A run that was killed before its first write leaves hidden files.
+    """
     return not folder.is_dir() or all(entry.name.startswith(".") for entry in folder.iterdir())
 
 
@@ -193,22 +196,26 @@ def _with_micro_batch(job: Job, world: World) -> Job:
     return replace(job, micro_batch=size)
 
 
-def default_micro_batch(batch_size: int, world_size: int, most: int, even: bool) -> int:
+def default_micro_batch(batch_size: int, world_size: int, most: int, in_pairs: bool) -> int:
     """The largest micro-batch that cuts every rank's share of a batch evenly, or leaves ranks little idle.
 
-    >>> [default_micro_batch(2048, ranks, 64, even=True) for ranks in (1, 3, 64)], default_micro_batch(50, 2, 64, False)
-    ([64, 64, 32], 25)
-    >>> default_micro_batch(25, 1, 64, even=True)
+    With `in_pairs` it is an even number: images are mixed in pairs.
+
+    >>> [default_micro_batch(2048, ranks, 64, in_pairs=True) for ranks in (1, 3, 64)]
+    [64, 64, 32]
+    >>> default_micro_batch(50, 2, 64, in_pairs=False)
+    25
+    >>> default_micro_batch(25, 1, 64, in_pairs=True)
     Traceback (most recent call last):
     ...
     flopping.errors.UsageError: a batch of 25 images can't be cut into pairs, which mixup and CutMix mix
     """
-    found = [n for n in range(1, min(batch_size, most) + 1) if batch_size % n == 0 and not (even and n % 2)]
+    found = [n for n in range(1, min(batch_size, most) + 1) if batch_size % n == 0 and not (in_pairs and n % 2)]
     if not found:
         raise UsageError(f"a batch of {batch_size} images can't be cut into pairs, which mixup and CutMix mix")
     images = {n: n * ceil(batch_size / n / world_size) for n in found}  # of the rank that has most of them
     least: float = min(images.values())
-    if least * world_size > batch_size:  # none is even, and the smallest micro-batches, which come closest, are slow
+    if least * world_size > batch_size:  # no size gives equal shares; the smallest sizes come closest, but are slow
         least = max(least, MAX_IMBALANCE * batch_size / world_size)
     return max(n for n in found if images[n] <= least)
 

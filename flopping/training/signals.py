@@ -18,8 +18,9 @@ class StopSignals:
 
     A launcher such as `torchrun` repeats signals: under it the second one means the same as the first.
 
-    Terminals and batch systems signal all processes of a run. Those that the run starts inherit the signals it blocks,
-    so both are blocked, and a thread waits for them: a C++ compiler that dies would end the step with an error.
+    Terminals and batch systems signal every process of a run, also the compilers that it starts, and a compiler that
+    dies ends the step with an error. Child processes inherit blocked signals, so both are blocked, and a thread waits
+    for them.
     """
 
     def __init__(self, *, verbose: bool, launched: bool) -> None:

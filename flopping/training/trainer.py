@@ -68,7 +68,7 @@ class Trainer:
         folder: Path,
         world: World,
         train: ImageDataset,
-        test: ImageDataset,
+        validation: ImageDataset,
         console: Console,
         signals: StopSignals | None = None,
         *,
@@ -77,7 +77,7 @@ class Trainer:
         """If it `resumes`, weights come from the checkpoint that `restore` gets: no others are read or computed."""
         self.job, self.options, self.folder, self.world, self.console = job, options, folder, world, console
         self.recipe = recipe = job.recipe
-        self.train, self.test = train, test
+        self.train, self.validation = train, validation
         assert job.micro_batch is not None
         with world.raise_on_all_ranks():
             self.order = Order(len(train), recipe.batch_size, job.micro_batch, recipe.repeats, recipe.seed)
@@ -93,7 +93,7 @@ class Trainer:
         self.config = create_config(model, job.model, recipe, self.preprocessing.normalisation, train.classes)
         self.manager = CheckpointManager(folder)
         self.progress = Progress()
-        self.unreadable = UnreadableImages(train, test, world, options.unreadable_share)
+        self.unreadable = UnreadableImages(train, validation, world, options.unreadable_share)
         self.problem: str | None = None
         """Why this rank can't go on, until all ranks know."""
         self.signals = signals or StopSignals(verbose=world.is_main, launched=world.launched)
@@ -263,12 +263,12 @@ class Trainer:
         return result
 
     def _test(self) -> Accuracy:
-        """Accuracy on the test images; at the end of the run also mirrored and turned."""
+        """Accuracy on the validation images; at the end of the run also moved by each element of the group."""
         self.model.eval()
         self.unreadable.tests.clear()
         preparation, world = self.preprocessing.for_testing(), self.world
         batch_size, workers = self.options.test_batch, self.options.workers
-        batches = read_evaluation_batches(self.test, preparation, batch_size, workers, world.rank, world.size)
+        batches = read_evaluation_batches(self.validation, preparation, batch_size, workers, world.rank, world.size)
         try:
             return accuracy(
                 self.model,
@@ -398,10 +398,10 @@ class Trainer:
         rest = order.images - order.steps * order.batch_size if order.repeats == 1 else 0
         left_out = f"; every epoch leaves out {pluralize(rest, 'image')}, chosen at random" if rest else ""
         self.log.say(
-            f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and {len(self.test)}"
-            f" validation images of {len(self.train.classes)} classes; {pluralize(recipe.epochs, 'epoch')} of"
-            f" {pluralize(order.steps, 'step')}; batch"
-            f" {order.batch_size} ({each}){left_out}"
+            f"{self.job.model}: {parameters / 1e6:.2f} M parameters; {order.images} training and"
+            f" {len(self.validation)} validation images of {len(self.train.classes)} classes;"
+            f" {pluralize(recipe.epochs, 'epoch')} of {pluralize(order.steps, 'step')}; batch {order.batch_size}"
+            f" ({each}){left_out}"
         )
         for note in self.preprocessing.describe_left_out():
             self.log.say(note)
