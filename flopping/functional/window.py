@@ -57,7 +57,7 @@ class Window:
         Traceback (most recent call last):
         ...
         ValueError: Conv2d: kernel_size=3, stride=2, padding=1 on a width of 56: flop does not map the places that are
-        read onto themselves; either take another size (55, 57), or another kernel (kernel_size=4, padding=1)
+        read onto themselves; take another size (55, 57), or another kernel (kernel_size=4, padding=1)
         """
         for axis in mirrored_axes(group):
             k, s, p, d = (pair[axis] for pair in (self.kernel, self.stride, self.padding, self.dilation))
@@ -69,7 +69,7 @@ class Window:
                 dilated = "" if d == 1 else f", dilation={d}"
                 raise ValueError(
                     f"{who}: kernel_size={k}, stride={s}, padding={p}{dilated} on a {AXES[axis]} of {n}: {group} does"
-                    " not map the places that are read onto themselves; either take another size"
+                    " not map the places that are read onto themselves; take another size"
                     f" ({n - rest}, {n - rest + s}){other}"
                 )
 
