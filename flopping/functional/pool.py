@@ -41,6 +41,8 @@ def global_avg_pool(x: Feature) -> Feature:
 
 def avg_pool2d(x: Feature, layout: Layout, window: Window, count_include_pad: bool = True) -> Feature:
     """The mean of every window, channel by channel."""
+    if window.dilation != (1, 1):
+        raise ValueError(f"avg_pool2d takes windows without dilation, got dilation={window.dilation}")
 
     def pool(maps: Tensor) -> Tensor:
         return F.avg_pool2d(maps, window.kernel, window.stride, window.padding, count_include_pad=count_include_pad)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from flopping import Group, Layout, flop, octic, trivial
 from flopping import nn as fnn
+from flopping.functional.pool import avg_pool2d
+from flopping.functional.window import Window
 from flopping.testing import assert_equivariant, randomize_, relative_error
 
 PLAIN = Layout.regular(trivial, 16)
@@ -209,6 +211,10 @@ REFUSED = {
     "both": (lambda: fnn.Upsample(SMALL, 2, size=7), "a scale_factor or a size, got 2 and 7"),
     "mode": (lambda: fnn.Upsample(SMALL, 2, mode="bicubic"), "got 'bicubic'"),
     "factor": (lambda: fnn.Upsample(SMALL, 1.5), "a whole number, at least 1, got 1.5"),
+    "dilation": (
+        lambda: avg_pool2d(SMALL.random(1, 5, 5), SMALL, Window.of(3, dilation=2)),
+        r"avg_pool2d .*got dilation=\(2, 2\)",
+    ),
     "groups": (lambda: fnn.GroupNorm(SMALL, 3), "got num_groups=3"),
     "rows": (lambda: fnn.GroupNorm(SMALL, 2)(SMALL.random(3)), r"got \(3, 4\)"),
 }
