@@ -38,8 +38,8 @@ def attention(
 def heads(qkv: Feature, layout: Layout, num_heads: int) -> tuple[Tensor, ...]:
     """Queries, keys and values `(B, H, N, D)`, or some of them. D has all parts of a head, one after another.
 
-    `qkv` has three times the copies of `layout` (or as often as there are results), ordered (3, heads, copies per head)
-    in each part; so each head owns an equal slice of every part.
+    `qkv` has n times the copies of `layout` for n results (3 for queries, keys and values), ordered (n, heads, copies
+    per head) in each part, so each head owns an equal slice of every part.
 
     >>> from flopping import flop
     >>> layout = Layout.regular(flop, 8)

@@ -85,7 +85,8 @@ def to_regular(x: Feature, layout: Layout, sums: Sums | None = None) -> tuple[li
     """From irreps to the regular basis: one `(..., copies)` tensor per group element, and the extra channels.
 
     A group element permutes the tensors of the list and leaves the extra channels alone. So any function that treats
-    all tensors of the list alike, elementwise or with weights, keeps the symmetry.
+    all tensors of the list alike, elementwise or with weights, keeps the symmetry. `sums` replaces the orthonormal
+    change of basis, for example by one without its factors.
 
     >>> from flopping import flop
     >>> values, extra = to_regular((torch.ones(1, 3), torch.ones(1, 1)), Layout(flop, (3, 1)))
@@ -103,7 +104,7 @@ def to_regular(x: Feature, layout: Layout, sums: Sums | None = None) -> tuple[li
 
 
 def from_regular(values: Sequence[Tensor], extra: Tensor, layout: Layout, sums: Sums | None = None) -> Feature:
-    """Inverse of `to_regular`.
+    """Inverse of `to_regular`. `sums` replaces the orthonormal change of basis, for example by one without its factors.
 
     >>> layout = Layout.regular("octic", 18, extra=2)
     >>> x = layout.random(5)
@@ -128,9 +129,8 @@ def from_regular(values: Sequence[Tensor], extra: Tensor, layout: Layout, sums: 
 def pointwise(x: Feature, layout: Layout, function: Pointwise, scaled: bool = True) -> Feature:
     """Apply an elementwise function in the regular basis, where the group only permutes.
 
-    For flop: s = f((e + o)/sqrt 2), t = f((e - o)/sqrt 2), then (s + t)/sqrt 2 and (s - t)/sqrt 2. Extra
-    invariant channels go through f directly. With `scaled=False`, for
-    irreps of one dimension, the factors are left out.
+    For flop: s = f((e + o)/sqrt 2), t = f((e - o)/sqrt 2), then (s + t)/sqrt 2 and (s - t)/sqrt 2. Extra invariant
+    channels go through f directly. With `scaled=False`, for irreps of one dimension, the factors are left out.
     """
     group, function = layout.group, recompute_mask(function, x[0])
     copies, extra_channels = layout.require_regular("a pointwise function")

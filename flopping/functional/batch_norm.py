@@ -27,9 +27,10 @@ def batch_norm(
 ) -> Feature:
     """Divide every copy by its deviation over batch, places and components; subtract means of the trivial irrep only.
 
-    The mean of any other irrep over an image and all its images is zero, so its variance is its mean square. So a
-    batch in which some images are moved has the same statistics. `weight` and `running_var` have one tensor per irrep
-    that occurs. In training the running statistics are updated in place. With `sync`, they are those of all processes.
+    Over an input and all its images under the group, the mean of any other irrep is zero, so its variance is its mean
+    square. The statistics of a batch do not change if the group moves some of its samples. `weight` and `running_var`
+    have one tensor per irrep that occurs. In training the running statistics are updated in place. With `sync`, they
+    are those of all processes.
     """
     used = [i for i, m in enumerate(layout.multiplicities) if m]
     together = training and sync and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -78,7 +78,7 @@ class ConvPlan:
         object.__setattr__(self, "rest", (kernel[0] // grid[0], kernel[1] // grid[1]))
         object.__setattr__(self, "sources", sources)
         object.__setattr__(self, "folds", tuple(folds))
-        # a compiler would follow the functions that make these into the graph
+        # Stored here: a compiler would trace the functions that compute them into the graph.
         object.__setattr__(
             self, "taps", tuple(tuple(len(filters_between(group, grid, i, j)) for j in irreps) for i in irreps)
         )
@@ -102,7 +102,7 @@ class ConvPlan:
         )
 
     def fan_in(self, irrep: int) -> int:
-        """The sum of squares of what free taps of size one add to a filter of this irrep.
+        """The squared norm of a filter of this irrep whose free taps are all 1.
 
         For irreps of one dimension: how many taps of the dense filter are not zero by symmetry.
         """
@@ -120,7 +120,7 @@ class ConvPlan:
 def filters_between(group: Group, grid: Grid, i: int, j: int) -> Tensor:
     """The filters on a grid that lead from irrep i to irrep j, `(free, d_j, d_i, places)` in float64.
 
-    With what commutes with irrep j after them, they are all equivariant ones.
+    Followed by the matrices that commute with irrep j, they span all equivariant filters.
 
     >>> from flopping import octic
     >>> [len(filters_between(octic, (3, 3), 0, j)) for j in range(5)]  # what an invariant channel can become
@@ -131,7 +131,11 @@ def filters_between(group: Group, grid: Grid, i: int, j: int) -> Tensor:
 
 @cache
 def _filters_of(group: Group, grid: Grid, i: int, j: int, k: int) -> Tensor:
-    """Those made of functions of irrep k: times a channel of irrep i they are a product, which contains irrep j."""
+    """The filters whose taps are functions of irrep k.
+
+    A channel of irrep i times such a function transforms by the product of i and k, of which this is the part of
+    irrep j.
+    """
     counts, basis = group.tensor_product(i, k)
     dims = [irrep.dim for irrep in group.irreps]
     with torch.device("cpu"):  # a cached value must not follow the caller's default device

@@ -36,8 +36,9 @@ def layer_norm(
     given = [part.narrow(-1, 0, 0) if invariant_only else part for part in x]
     wanted = [i for i in used if i == 0 or not invariant_only]
     exact = [x[i].to(torch.promote_types(x[i].dtype, torch.float32)) for i in used]  # rounded once, at the end
-    # torch's kernel has no derivative of the deviation that it gives, and rounds otherwise. It is for networks that
-    # take no gradients, as the inference form: a trace, which may be trained, gives the same bits as its network
+    # Torch's kernel has no derivative of the deviation that it returns, and it rounds differently. So it runs only
+    # where no gradient can be wanted: in the inference form. A traced graph may be trained later, so it contains the
+    # written-out form.
     plain = torch.compiler.is_compiling() or is_symbolic(x) or torch.is_grad_enabled() or exact[0].is_meta
     written_out = plain or any(w is not None and w.requires_grad for w in weights)
     dims = [layout.irrep_dims[i] for i in used]
@@ -85,7 +86,7 @@ def _normalise_by_torch(
         if bias is not None and not out:
             out.append(torch.addcmul(bias.to(value.dtype), value, ratio))
         else:
-            out.append(value * ratio if torch.is_grad_enabled() else value.mul_(ratio))
+            out.append(value.mul_(ratio))
     return out
 
 

@@ -75,9 +75,10 @@ def _channel_by_channel(x: Feature, layout: Layout, function: Pointwise) -> Feat
         flat = part if d == 1 else part.flatten(-2)
         found.append(function(flat.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) if m else None)
     none = next(part for part in found if part is not None).narrow(-1, 0, 0)
+    filled = [none if part is None else part for part in found]
     return tuple(
-        (none if part is None else part) if d == 1 else (none if part is None else part).unflatten(-1, (d, m))
-        for part, d, m in zip(found, layout.irrep_dims, layout.multiplicities, strict=True)
+        part if d == 1 else part.unflatten(-1, (d, m))
+        for part, d, m in zip(filled, layout.irrep_dims, layout.multiplicities, strict=True)
     )
 
 

@@ -2,8 +2,8 @@
 
 The rotation of a plane by the angle of an axis is equivariant if the group acts on the plane as on the angle. An
 element that keeps the coordinate of the axis keeps the plane's orientation; one that negates the coordinate reflects
-the plane. So a plane of the horizontal angle pairs, for flop, an even with an odd channel, and one of the
-vertical angle pairs two channels of one parity.
+the plane. So a plane of the horizontal angle pairs, for flop, an even with an odd channel, and one of the vertical
+angle pairs two channels of one parity.
 
 In general the two channels of a plane belong to irreps whose product is the irrep of the coordinate. Groups that swap
 rows and columns take one plane to another: sum and difference of a channel that stays and one that then changes its
@@ -80,7 +80,7 @@ def rotary_planes(layout: Layout, num_heads: int, temperature: float) -> Planes:
 
 
 def _planes_of_signs(group: Group, starts: list[int], n: int) -> Iterator[Plane]:
-    """Of each part the quarters 0 and 2 turn with the rows, 1 and 3 with the columns: for the trivial group as timm."""
+    """Of each part quarters 0 and 2 turn with the rows, 1 and 3 with the columns: as in timm for the trivial group."""
     signs = [irrep.signs for irrep in group.irreps]
     for axis in (0, 1):
         coordinate = [-1 if axis in symmetry.flipped_axes else 1 for symmetry in group.symmetries]
@@ -96,7 +96,7 @@ def _planes_of_signs(group: Group, starts: list[int], n: int) -> Iterator[Plane]
 
 
 def _planes_of_turns(starts: list[int], n: int) -> Iterator[Plane]:
-    """E is an arrow (x, y). Rows turn (y, A1 + B1) and (A2 + B2, x), columns turn (A1 - B1, x) and (A2 - B2, y)."""
+    """E is a vector (x, y). Rows turn (y, A1 + B1) and (A2 + B2, x), columns turn (A1 - B1, x) and (A2 - B2, y)."""
     pairs = _sum_starts(starts)
     plane, components = starts[-1], n * len(pairs)  # copies of E in a head
     for number, both in enumerate(pairs):
