@@ -220,7 +220,10 @@ class Backbone(Module):
         return self.finish(feature), found
 
     def _pack(self, x: Feature, stage: int, norm: bool) -> Tensor:
-        """The feature after a stage as one tensor, channels last; normed where there is a norm to ask for."""
+        """The feature after a stage as one tensor, channels last.
+
+        `norm` applies the final norm in token networks; others have none before the head and ignore it.
+        """
         return self.layouts[stage].merge(x)
 
     def _format_output(self, x: Tensor, image: Tensor, output_fmt: str, prefix: bool) -> Intermediate:
@@ -260,7 +263,7 @@ class Backbone(Module):
 
 
 def whole_forward(model: nn.Module) -> Callable[..., Tensor]:
-    """The forward pass that computes all of the last block: `forward_all` of our networks, others have no other."""
+    """The forward pass that computes all of the last block: `forward_all` where the model has it, else the model."""
     forward: Callable[..., Tensor] = getattr(model, "forward_all", model)
     return forward
 

@@ -75,9 +75,11 @@ def fuse(model: M) -> M:
         elif isinstance(layer, ResMlpBlock):
             _fold_norm(layer, "norm2", layer.mlp_channels.fc1)
             _fold_scale(layer, "ls2", layer.mlp_channels.fc2, layer.mlp_channels.shift2)
-        elif isinstance(layer, ResidualBlock | ResNet):
-            for i in range(1, layer.count + 1 if isinstance(layer, ResidualBlock) else 2):
+        elif isinstance(layer, ResidualBlock):
+            for i in range(1, layer.count + 1):
                 _fold_batch_norm(layer, f"conv{i}", f"bn{i}")
+        elif isinstance(layer, ResNet):
+            _fold_batch_norm(layer, "conv1", "bn1")
         elif isinstance(layer, nn.Sequential):
             for before, after in pairwise(dict(layer.named_children())):
                 _fold_batch_norm(layer, before, after)

@@ -84,9 +84,9 @@ def _as_plain(value: Any) -> Any:
 
 Numbers = Annotated[tuple[float, ...], Strict(False), MinLen(1)]
 PositiveNumbers = Annotated[tuple[Positive, ...], Strict(False), MinLen(1)]
+"""Lists in YAML; tuples in Python."""
 Percent = Annotated[float, Strict(), Interval(ge=0, le=100)]
 PlainTable = Annotated[dict[str, Any], BeforeValidator(_as_plain)]
-"""Lists of YAML are tuples here."""
 
 
 @dataclass(config={**STRICT, "strict": False}, frozen=True)  # so that a table serves as one
