@@ -29,13 +29,19 @@ EXPANSION = 4
 """A bottleneck gives this many times the width of its 3 x 3 convolution."""
 
 
+def _make_conv(before: Layout | int, after: Layout, kernel: int, stride: int, device: Device, dtype: Dtype) -> Conv2d:
+    """A convolution without a bias, which a batch norm follows."""
+    return Conv2d(before, after, kernel, stride, (kernel - 1) // 2, bias=False, device=device, dtype=dtype)
+
+
 class ResidualBlock(Module):
     """act(x + branch(x)) on maps; the branch is 3 x 3, 3 x 3, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
 
     A batch norm follows every convolution, and activations stand between them. The convolution with a stride has a
     kernel of `stride_kernel`: 3 for odd sizes, 2 or 4 for even ones. Where stride or width change, the shortcut is a
-    1 x 1 convolution, after a pooling with `shortcut_pool` places if that is given. With `invariant_only`, for a block
-    before an invariant hand-off, the result has the trivial irrep only.
+    1 x 1 convolution. With a stride and `shortcut_pool`, a mean over `shortcut_pool` x `shortcut_pool` places comes
+    before it and has the stride. With `invariant_only`, for a block before an invariant hand-off, the result has the
+    trivial irrep only.
 
     >>> layout = Layout.regular("flop", 8)
     >>> block = ResidualBlock(layout, layout, layout * 2, stride=2, bottleneck=True)
@@ -65,29 +71,25 @@ class ResidualBlock(Module):
     ) -> None:
         super().__init__(in_layout, out.invariant_part if invariant_only else out)
         self.invariant_only = invariant_only
-
-        def convolve(before: Layout, after: Layout, kernel: int, step: int) -> tuple[Conv2d, BatchNorm]:
-            conv = Conv2d(before, after, kernel, step, (kernel - 1) // 2, bias=False, device=device, dtype=dtype)
-            return conv, BatchNorm(after, eps, device=device, dtype=dtype)
-
         kernel = stride_kernel if stride > 1 else 3
         steps = [(in_layout, width, kernel, stride), (width, out, 3, 1)]
         if bottleneck:
             steps = [(in_layout, width, 1, 1), (width, width, kernel, stride), (width, out, 1, 1)]
         self.count, self.branch_layout = len(steps), out
-        for i, step in enumerate(steps, 1):
-            conv, norm = convolve(*step)
-            self.add_module(f"conv{i}", conv)
-            self.add_module(f"bn{i}", norm)
-            self.add_module(f"act{i}", Activation(step[1], function))
+        for i, (before, after, size, step) in enumerate(steps, 1):
+            self.add_module(f"conv{i}", _make_conv(before, after, size, step, device, dtype))
+            self.add_module(f"bn{i}", BatchNorm(after, eps, device=device, dtype=dtype))
+            self.add_module(f"act{i}", Activation(after, function))
         self.drop_path = DropPath(out, drop_path)
         self.downsample: nn.Module = nn.Identity()
-        if (stride > 1 or in_layout != out) and shortcut_pool is None:
-            self.downsample = nn.Sequential(*convolve(in_layout, out, 1, stride))
-        elif stride > 1 or in_layout != out:
-            pool = shortcut_pool or 1
-            mean = AvgPool2d(in_layout, pool, stride, (pool - 1) // 2, count_include_pad=False)
-            self.downsample = nn.Sequential(mean if stride > 1 else nn.Identity(), *convolve(in_layout, out, 1, 1))
+        if stride > 1 or in_layout != out:
+            pool: list[nn.Module] = []
+            if shortcut_pool is not None and stride > 1:
+                pool = [AvgPool2d(in_layout, shortcut_pool, stride, (shortcut_pool - 1) // 2, count_include_pad=False)]
+            elif shortcut_pool is not None:
+                pool = [nn.Identity()]  # layers have timm's numbers in state dicts
+            conv = _make_conv(in_layout, out, 1, 1 if pool else stride, device, dtype)
+            self.downsample = nn.Sequential(*pool, conv, BatchNorm(out, eps, device=device, dtype=dtype))
 
     @property
     def last_norm(self) -> BatchNorm:
@@ -113,10 +115,10 @@ class ResNet(Backbone):
     `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
     taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3),
     "half" (one convolution with a stride of 2, no pooling) or "small" (one 3 x 3 without stride and no pooling), the
-    last two for small images. `avg_down` puts a mean before the convolution of a shortcut: over 2 x 2 places in an
-    ordinary network, as in timm, over 3 x 3 in others, which need odd sizes; even kernels have such means anyway, and
-    take no `avg_down`. `handoffs` counts blocks through all
-    stages; other arguments as for `VisionTransformer`.
+    last two for small images. `avg_down` puts a mean before the convolution of a shortcut with a stride: over 2 x 2
+    places in an ordinary network, as in timm, and over 3 x 3 in others, whose sizes are odd. With an even
+    `stride_kernel` these shortcuts always have a mean over 2 x 2 places, and `avg_down` is refused. `handoffs` counts
+    blocks through all stages; other arguments as for `VisionTransformer`.
 
     Kernels are odd and strides are 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225 pixels,
     which become 113, 57, 29, 15 and 8 places. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4
@@ -191,7 +193,7 @@ class ResNet(Backbone):
             self.conv1: nn.Module = self._deep_stem(layout, half, norm_eps, function, device, dtype)
         else:
             size, step = {"": (7, 2), "half": (4 if even_sizes else 3, 2), "small": (3, 1)}[stem_type]
-            self.conv1 = self._conv(in_chans, layout, size, step, device, dtype)
+            self.conv1 = _make_conv(in_chans, layout, size, step, device, dtype)
         self.bn1 = BatchNorm(layout, norm_eps, device=device, dtype=dtype)
         self.act1 = Activation(layout, function)
         pooled = stem_type in ("", "deep")
@@ -245,23 +247,20 @@ class ResNet(Backbone):
         self._new_classifier(device, dtype)
         self._init_weights()
 
-    @staticmethod
-    def _conv(before: Layout | int, after: Layout, kernel: int, stride: int, device: Device, dtype: Dtype) -> Conv2d:
-        return Conv2d(before, after, kernel, stride, (kernel - 1) // 2, bias=False, device=device, dtype=dtype)
-
     def _deep_stem(
         self, layout: Layout, half: Layout, eps: float, act: Pointwise, device: Device, dtype: Dtype
     ) -> nn.Module:
         layers: list[nn.Module] = []
         for before, stride in ((self.in_chans, 2), (half, 1)):
             norm = BatchNorm(half, eps, device=device, dtype=dtype)
-            layers += [self._conv(before, half, 3, stride, device, dtype), norm, Activation(half, act)]
-        return nn.Sequential(*layers, self._conv(half, layout, 3, 1, device, dtype))
+            layers += [_make_conv(before, half, 3, stride, device, dtype), norm, Activation(half, act)]
+        return nn.Sequential(*layers, _make_conv(half, layout, 3, 1, device, dtype))
 
     @torch.no_grad()
     def _init_weights(self) -> None:
         initialise(self, "scaled", skip=self.fc, head_dim=self.num_features)
-        # the means of ReLUs are all in the even channels, which are as long as all channels of the ordinary network
+        # After a ReLU only even channels have a mean. Their vector of means is as long as that of the ordinary
+        # network's num_features channels, so the classifier starts with weights for that width.
         for parameter in self.fc.parameters():
             parameter.mul_(sqrt(self.head_hidden_size / self.num_features))
         for block in self.modules():
@@ -271,7 +270,7 @@ class ResNet(Backbone):
 
     @property
     def stages(self) -> list[Stage]:
-        """Those that are there."""
+        """The stages that pruning has left."""
         return [getattr(self, f"layer{i + 1}") for i in range(self.stage_count)]
 
     @property
