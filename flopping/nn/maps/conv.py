@@ -101,9 +101,10 @@ class Conv2d(Module):
     def whiten_(self, x: Any, eps: float = 5e-4) -> Conv2d:
         """Set the filters to whiten what the layer reads of x.
 
-        They are the principal directions of the patches, for each irrep by itself, those with most variance first,
-        scaled to outputs of variance one; then the same negated. More filters than these stay as they are. Means are
-        subtracted for the trivial irrep only: those of the others are zero over x and its images under the group.
+        The first filters of each irrep become the principal directions of the patches that it reads, those with most
+        variance first, scaled to outputs of variance one, and the next ones the same directions negated. Any others
+        stay as they are. Means are subtracted for the trivial irrep only: those of the others are zero over x and its
+        images under the group.
         `eps`, a share of the mean variance, is added to every variance, so that noise is not enlarged without limit.
 
         >>> from flopping import flop
