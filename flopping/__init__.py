@@ -5,7 +5,7 @@ from importlib.metadata import version
 from flopping import models, nn, testing
 from flopping.checkpoints import load_reference
 from flopping.features import Feature, Layout
-from flopping.functional import compile_operations
+from flopping.functional import compile_operations, tune_cpu, use_onednn
 from flopping.groups import Group, flip, flipflop, flop, get_group, octic, rot90, rot180, trivial
 from flopping.groups.irreps import Irrep
 from flopping.groups.symmetries import Symmetry
@@ -35,4 +35,6 @@ __all__ = [
     "rot180",
     "testing",
     "trivial",
+    "tune_cpu",
+    "use_onednn",
 ]

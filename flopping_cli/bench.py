@@ -262,11 +262,11 @@ def layers(
     """
     import torch
 
+    from flopping.functional import tune_cpu
     from flopping.lab.bench.bench_layers import MODES, bench_layers, caption
-    from flopping.machine import keep_freed_memory
 
     torch.set_num_threads(threads)
-    keep_freed_memory()
+    tune_cpu()
     with Progress(console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task(", then ".join(MODES), total=len(MODES) * repeats)
         results = list(bench_layers(only or (), repeats, progress=lambda: bar.advance(task)))

@@ -37,11 +37,11 @@ def experiment(
     """
     from flopping.data.batches import default_workers
     from flopping.errors import RunInterruptedError, RunStoppedError, UsageError
+    from flopping.functional import tune_cpu
     from flopping.lab.drawing import require_matplotlib
     from flopping.lab.experiment.plan import load
     from flopping.lab.experiment.runs import Experiment
     from flopping.lab.experiment.summary import write_report
-    from flopping.machine import keep_freed_memory
     from flopping.training.distributed import resolve_device
     from flopping.training.job import RunOptions
 
@@ -56,7 +56,7 @@ def experiment(
         raise UsageError(f"the report is a page of Markdown: --report ends in .md, got {str(report)!r}")
     found = Experiment(output, load(name), data, scale)
     options += ["--quiet"] if quiet else []
-    keep_freed_memory()  # as in the runs
+    tune_cpu()  # as in the runs
     machine = RunOptions(str(resolve_device(device)), default_workers() if workers is None else workers, compile)
     try:
         found.run(options, machine, lambda text: say(text, progress), lambda: write_report(found, report, command))

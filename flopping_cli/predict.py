@@ -81,8 +81,8 @@ def predict(
     from flopping.deploy import open_classifier
     from flopping.deploy import predict as classify
     from flopping.errors import UsageError, pluralize
+    from flopping.functional import tune_cpu
     from flopping.groups import trivial
-    from flopping.machine import keep_freed_memory
     from flopping.training.distributed import resolve_device
 
     console = Console(stderr=True)
@@ -99,7 +99,7 @@ def predict(
             photos.append(photo)
     if not photos:
         raise UsageError("there are no images to classify")
-    keep_freed_memory()
+    tune_cpu()
     classifier = open_classifier(target, average=average, code=code, img_size=img_size, device=resolve_device(device))
     if classifier.trained is False:
         say(f"Warning: {name_network(classifier.name)} has no trained weights here: its answers mean nothing.", console)

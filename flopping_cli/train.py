@@ -147,8 +147,8 @@ def train(
     """
     from flopping.data.batches import default_workers
     from flopping.errors import UsageError
+    from flopping.functional import tune_cpu
     from flopping.lab.curves import show_curves
-    from flopping.machine import keep_freed_memory
     from flopping.training.checkpoint import CheckpointManager
     from flopping.training.job import RunOptions
     from flopping.training.run import train as run
@@ -171,7 +171,7 @@ def train(
         group=group,
         unreadable_share=unreadable_share,
     )
-    keep_freed_memory()
+    tune_cpu()
     with report_end(console, output):
         result = run(job, options, output, progress_console(quiet), resume=resume, restart=restart)
         if is_rank0():
@@ -288,7 +288,7 @@ def evaluate(
 
     from flopping.data.batches import default_workers
     from flopping.errors import PeerLostError, RunStoppedError, UsageError
-    from flopping.machine import keep_freed_memory
+    from flopping.functional import tune_cpu
     from flopping.training.evaluate import evaluate_checkpoint
 
     if not data:
@@ -296,7 +296,7 @@ def evaluate(
     if group is not None and not move:
         raise UsageError(f"--no-move tests no moved images, and --group {group} asks for them: leave one of them out")
     workers = default_workers() if workers is None else workers
-    keep_freed_memory()
+    tune_cpu()
     try:
         with Progress(console=progress_console(quiet or not is_rank0()), transient=True) as bar:
             task = bar.add_task("testing", total=None)

@@ -25,9 +25,9 @@ from flopping.cost.count import count
 from flopping.cost.records import Memory, Setting
 from flopping.cost.timing import interleave
 from flopping.errors import UsageError
-from flopping.functional import compile_operations
+from flopping.functional import compile_operations, tune_cpu
 from flopping.functional.operation import allow_graphs
-from flopping.machine import available_memory, is_out_of_memory, keep_freed_memory
+from flopping.machine import available_memory, is_out_of_memory
 from flopping.models import is_our_ordinary
 from flopping.models.backbone import whole_forward
 from flopping.models.blocks import compile_blocks
@@ -191,7 +191,7 @@ def measure_memory(job: dict[str, Any], emit: Emit) -> None:
 
 def measure_time(job: dict[str, Any], emit: Emit) -> None:
     """Prepare the networks, then run them in turn and report the seconds of each round."""
-    keep_freed_memory()
+    tune_cpu()
     runs: dict[str, Callable[[], object]] = {}
     for case in job["cases"]:
         emit("preparing", key=case["key"])

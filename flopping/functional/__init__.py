@@ -16,6 +16,7 @@ from flopping.functional.basis import (
 from flopping.functional.invariants import lengths, polynomials, slots
 from flopping.functional.norm import layer_norm
 from flopping.functional.operation import compile_operations
+from flopping.functional.product import linear, multiplies_by_onednn, tune_cpu, use_onednn
 from flopping.functional.rotary import rotary_planes, rotary_tables, rotate
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "invariant_only",
     "layer_norm",
     "lengths",
+    "linear",
+    "multiplies_by_onednn",
     "pointwise",
     "polynomials",
     "read_rows",
@@ -41,4 +44,6 @@ __all__ = [
     "slots",
     "split",
     "to_regular",
+    "tune_cpu",
+    "use_onednn",
 ]

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flopping import functional
 from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
 from flopping.functional.operation import recompute_in_backward
 from flopping.groups.sums import combine
@@ -90,10 +91,13 @@ class Linear(Module):
         if not self.in_layout.multiplicities[i]:
             return F.pad(part, (0, m_out))
         block = getattr(self, self.names[i])
+        is_matrix = type(block) in (nn.Linear, _Stacked)
         if shares == 1:
-            out: Tensor = block(part)
-        elif type(block) in (nn.Linear, _Stacked):
-            out = F.linear(part, *[self._rows(i, w, share) for w in (block.weight, block.bias) if w is not None])
+            by_onednn = is_matrix and functional.multiplies_by_onednn(part, block.weight)
+            out: Tensor = functional.linear(part, block.weight, block.bias) if by_onednn else block(part)
+        elif is_matrix:
+            bias = None if block.bias is None else self._rows(i, block.bias, share)
+            out = functional.linear(part, self._rows(i, block.weight, share), bias)
         else:  # one that was put in its place, and may be no matrix
             out = self._rows(i, block(part).movedim(-1, 0), share).movedim(0, -1)
         return out if self.degrees[i] == 1 else self._turn(i, out)

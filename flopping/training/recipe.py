@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from flopping.errors import UsageError, as_usage_error
 from flopping.files import STRICT, read_text
+from flopping.machine import Precision
 from flopping.models.arguments import MAX_IMG_SIZE, SET_BY_FIELDS
 from flopping.training.schema import (
     as_file_error,
@@ -154,7 +155,7 @@ class Recipe:
         "decay of a moving average of the weights, kept and tested beside them",
     ] = None
     precision: Annotated[
-        Literal["float32", "bfloat16", "float16", "float64"],
+        Precision,
         "arithmetic: bfloat16 and float16 by autocast, float64 throughout",
     ] = "float32"
 

@@ -1,0 +1,157 @@
+"""Products by oneDNN: the values and gradients of torch's own, in all ways in which a network runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from functional.test_operation import kept_bytes
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import flopping
+from flopping import Layout, functional, machine
+from flopping import nn as fnn
+from flopping.errors import UsageError
+from flopping.functional import product
+from flopping.testing import relative_error
+
+OP = torch.ops.flopping.onednn_linear.default
+
+
+@pytest.fixture(autouse=True)
+def by_onednn() -> Iterator[None]:
+    before = product._by_onednn
+    flopping.use_onednn()
+    yield
+    product._by_onednn = before
+
+
+def inputs(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(*size, requires_grad=True) for size in (shape, (6, shape[-1]), (6,)))  # type: ignore
+
+
+def operators(graph: torch.fx.GraphModule) -> list[object]:
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by opcheck
+@pytest.mark.parametrize("shape", [(7, 4), (5, 3, 4), (2, 3, 5, 4), (0, 4)], ids=str)
+def test_values_and_gradients_are_those_of_torch(shape) -> None:
+    x, weight, bias = inputs(*shape)
+    for b in (bias, None):
+        found, expected = functional.linear(x, weight, b), F.linear(x, weight, b)
+        torch.testing.assert_close(found, expected)
+        wanted = [t for t in (x, weight, b) if t is not None]
+        first = [torch.autograd.grad(y.sin().sum(), wanted, create_graph=True) for y in (found, expected)]
+        torch.testing.assert_close(first[0], first[1])
+        second = [torch.autograd.grad(g[0].square().sum() + g[1].square().sum(), [x, weight]) for g in first]
+        torch.testing.assert_close(second[0], second[1], rtol=1e-4, atol=1e-4)
+        torch.library.opcheck(OP, (x, weight, b))
+    torch.library.opcheck(OP, (x.detach()[..., ::2], weight.detach()[:, ::2], bias))
+
+
+def test_networks_run_it_eagerly_and_compiled() -> None:
+    model, x = timm.create_model("deit3_flop_test_patch16_64").eval(), torch.randn(5, 3, 64, 64)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, backend=keep, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        found, again, other = model(x), compiled(x), compiled(torch.cat([x, x]))
+        assert [OP.overloadpacket in operators(graph) for graph in graphs] == [True]
+        flopping.use_onednn(False)
+        expected = model(x)
+        assert relative_error(compiled(x), expected) < 1e-6
+        assert [OP.overloadpacket in operators(graph) for graph in graphs] == [True, False]
+    assert not torch.equal(found, expected)  # so oneDNN ran
+    for each in (found, again, other[:5]):
+        assert relative_error(each, expected) < 1e-5
+
+
+def test_training_by_inductor() -> None:
+    layout = Layout.regular("flop", 16)
+    block, x = fnn.TransformerBlock(layout, num_heads=2), layout.random(2, 5)
+    gradients = []
+    for run, enabled in ((block, False), (torch.compile(block, fullgraph=True), True)):
+        flopping.use_onednn(enabled)
+        block.zero_grad()
+        layout.merge(run(x)).sin().sum().backward()
+        gradients.append([p.grad for p in block.parameters()])
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(*gradients, strict=True))
+
+
+def test_what_it_is_not_for() -> None:
+    layer, x = fnn.Linear(Layout.regular("flop", 8), Layout.regular("flop", 8)), Layout.regular("flop", 8).random(2, 3)
+    calls: list[object] = []
+    layer.even.register_forward_hook(lambda *_: calls.append(None))  # torch's product calls the matrix
+    layer(x)
+    assert not calls
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        layer.to("meta")(tuple(part.to("meta") for part in x))
+    assert calls
+    calls.clear()
+    double = fnn.Linear(layer.in_layout, layer.out_layout).double()
+    double.even.register_forward_hook(lambda *_: calls.append(None))
+    double(tuple(part.double() for part in x))
+    assert calls
+
+
+def test_exported_networks_do_not_contain_it() -> None:
+    model, x = timm.create_model("resmlp_flop_test_64").eval(), torch.randn(2, 3, 64, 64)
+    exported = torch.export.export(model, (x,))
+    assert OP not in operators(exported.graph_module)
+    traced = torch.fx.symbolic_trace(timm.create_model("deit3_flop_test_patch16_64").eval())
+    assert not any("onednn" in str(target) for target in operators(traced))
+
+
+def test_it_keeps_no_more_memory_than_torch() -> None:
+    layout = Layout.regular("flop", 32)
+    mlp, x = fnn.Mlp(layout, layout * 4), tuple(part.requires_grad_() for part in layout.random(4, 9))
+    kept = kept_bytes(lambda: mlp(x))
+    flopping.use_onednn(False)
+    assert kept <= kept_bytes(lambda: mlp(x))
+
+
+def test_torch_counts_its_flops() -> None:
+    x, weight, bias = inputs(5, 3, 4)
+    counts = []
+    for enabled in (True, False):
+        flopping.use_onednn(enabled)
+        with FlopCounterMode(display=False) as counter:
+            functional.linear(x, weight, bias).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] == 3 * 2 * 15 * 4 * 6
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_tune_cpu_uses_it_where_it_is_faster(faster, monkeypatch: pytest.MonkeyPatch) -> None:
+    flopping.use_onednn(False)
+    monkeypatch.setattr(product, "keep_freed_memory", lambda: True)  # would hold for the process of all tests
+    monkeypatch.setattr(product, "onednn_is_faster", lambda: faster)
+    flopping.tune_cpu()
+    assert functional.multiplies_by_onednn(*inputs(2, 4)[:2]) is faster
+
+
+@pytest.mark.parametrize(
+    ("vendor", "instructions", "faster"),
+    [("AuthenticAMD", "AVX512", True), ("AuthenticAMD", "AVX2", False), ("GenuineIntel", "AVX512", False)],
+)
+def test_on_which_cpus_it_is_faster(vendor, instructions, faster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_read_field", lambda file, name: vendor if name == "vendor_id" else "")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
+    assert machine.onednn_is_faster() is faster
+
+
+def test_a_torch_without_onednn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=torch.__version__.split("+")[0]):
+        flopping.use_onednn()
+    flopping.use_onednn(False)
