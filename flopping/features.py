@@ -38,6 +38,12 @@ def is_symbolic(value: object) -> bool:
     return isinstance(value, Proxy) or (isinstance(value, tuple) and any(isinstance(part, Proxy) for part in value))
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` or `torch.jit` writes down the operators of what runs."""
+    exports: bool = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.6 has none
+    return exports or bool(torch.jit.is_tracing())  # type: ignore[no-untyped-call]
+
+
 def is_given(value: Value | None) -> TypeGuard[Value]:
     """Whether an argument was given: `torch.fx` hands its own values to arguments that have a default."""
     return value is not None and not is_symbolic(value)

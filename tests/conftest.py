@@ -63,6 +63,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def products_by_torch() -> Iterator[None]:
+    """After a test torch multiplies again: a command that it called may have made the process use oneDNN."""
+    yield
+    product = sys.modules.get("flopping.functional.product")
+    if product is not None:
+        product.use_onednn(False)
+
+
 @pytest.fixture(scope="session")
 def forks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedPython]:
     """Starts what is to be put for `sys.executable`."""

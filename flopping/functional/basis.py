@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flopping.features import Feature, Layout, is_symbolic
+from flopping.features import Feature, Layout, is_exporting, is_symbolic
 from flopping.functional.operation import operation
 from flopping.groups import Group
 from flopping.groups.sums import Sums, combine
@@ -173,8 +173,7 @@ def recompute_mask(function: Pointwise, x: Tensor) -> Pointwise:
     Compiled code would store the mask of torch's ReLU, one byte per element. With AVX2 that takes 15 times as long as
     the rest of a batch norm and ReLU.
     """
-    exports = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.6 has none
-    trains = torch.compiler.is_compiling() and not exports and torch.is_grad_enabled()
+    trains = torch.compiler.is_compiling() and not is_exporting() and torch.is_grad_enabled()
     is_relu = function is F.relu or function is torch.relu
     return _Relu.apply if is_relu and trains and x.device.type == "cpu" else function
 

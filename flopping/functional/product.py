@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from flopping.errors import UsageError
-from flopping.features import is_symbolic
+from flopping.features import is_exporting, is_symbolic
 from flopping.machine import keep_freed_memory, onednn_is_faster
 
 NAME = "flopping::onednn_linear"
@@ -54,9 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def multiplies_by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear` runs oneDNN on these tensors."""
-    if (
-        not _by_onednn or is_symbolic(x) or getattr(torch.compiler, "is_exporting", lambda: False)()
-    ):  # not in torch 2.6  # not in torch 2.6
+    if not _by_onednn or is_symbolic(x) or is_exporting():
         return False
     if x.device.type != "cpu" or x.dim() < 2 or torch.is_autocast_enabled("cpu"):
         return False
@@ -68,12 +66,14 @@ torch.library.define(NAME, "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 @torch.library.impl(NAME, "CPU")
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    rows = torch.ops.mkldnn._linear_pointwise.default(x.flatten(0, -2), weight, bias, "none", [], "")
+    # a plain view would have a base, and compiled code would be compiled again for tensors that have none
+    product: Tensor = torch.ops.aten._unsafe_view.default(rows, (*x.shape[:-1], len(weight)))
     return product
 
 
 @torch.library.register_fake(NAME)  # type: ignore[untyped-decorator]
-def _shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _make_fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 

@@ -27,7 +27,8 @@ needs_compiler = pytest.mark.skipif(not find_compiler()[1], reason="torch.compil
         "convnext_flop_iso_test",
     ],
 )
-def test_one_graph_for_each_kind(name: str) -> None:
+@pytest.mark.parametrize("onednn", [False, True], ids=["torch", "onednn"])
+def test_one_graph_for_each_kind(name: str, onednn: bool) -> None:
     """Kinds: blocks before and after a hand-off, and the last block, which computes less.
 
     A transformer's last block, which computes the class token alone, is not compiled. What a back end makes of graphs
@@ -37,6 +38,7 @@ def test_one_graph_for_each_kind(name: str) -> None:
     kinds = 1 if "deit3_flipflop" in name else 2
     torch.compiler.reset()
     counters.clear()
+    flopping.use_onednn(onednn)
     compiled = flopping.compile_blocks(flopping.fuse(model), backend="eager", fullgraph=True)
     found = []
     with torch.no_grad():
