@@ -41,7 +41,7 @@ def is_symbolic(value: object) -> bool:
 def is_exporting() -> bool:
     """Whether `torch.export` or `torch.jit` writes down the operators of what runs."""
     exports: bool = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.6 has none
-    return exports or bool(torch.jit.is_tracing())  # type: ignore[no-untyped-call]
+    return exports or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def is_given(value: Value | None) -> TypeGuard[Value]:

@@ -105,7 +105,7 @@ def test_exported_networks_do_not_contain_it() -> None:
     model, x = timm.create_model("resmlp_flop_test_64").eval(), torch.randn(2, 3, 64, 64)
     exported = torch.export.export(model, (x,))
     assert OP not in operators(exported.graph_module)
-    jitted = torch.jit.trace(model, x).inlined_graph
+    jitted = torch.jit.trace(model, x, check_trace=False).inlined_graph
     assert not any("onednn" in node.kind() for node in jitted.nodes())
     traced = torch.fx.symbolic_trace(timm.create_model("deit3_flop_test_patch16_64").eval())
     assert not any("onednn" in str(target) for target in operators(traced))
