@@ -39,8 +39,8 @@ def is_symbolic(value: object) -> bool:
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` or `torch.jit` writes down the operators of what runs."""
-    exports: bool = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.6 has none
+    """Whether `torch.export` or `torch.jit` records the operators of what runs; in torch 2.6 also any compiler."""
+    exports: bool = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
     return exports or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 

@@ -56,6 +56,7 @@ def this_machine(device: str = "cpu", others: Mapping[str, str] | None = None) -
     flags = {name: value for name, value in sorted(os.environ.items()) if name.startswith(FLAGS)}
     flags["instructions"] = torch.backends.cpu.get_cpu_capability()
     flags["float32 products"] = torch.get_float32_matmul_precision()
+    flags["linear layers"] = "oneDNN" if device == "cpu" and onednn_is_faster() else "torch"
     versions = {"torch": torch.__version__, "timm": version("timm"), "flopping": version("flopping")}
     return Machine(
         processor=_read_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
@@ -109,14 +110,19 @@ def find_compiler() -> tuple[str, bool]:
     return name, shutil.which(name) is not None
 
 
+def has_onednn() -> bool:
+    """Whether this torch was built with oneDNN."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
 def onednn_is_faster() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL on this CPU: on those of AMD with AVX-512.
+    """Whether oneDNN is there and multiplies float32 matrices faster than MKL: on CPUs of AMD with AVX-512.
 
     Two threads of an AMD EPYC multiply 1576 rows by matrices of 192 to 3072 rows and columns at 199 to 217 GFLOP/s by
     oneDNN and 176 to 199 by MKL. With AVX2 both take the same time; CPUs of Intel were not measured.
     """
     vendor = _read_field("/proc/cpuinfo", "vendor_id")
-    return vendor == "AuthenticAMD" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return has_onednn() and vendor == "AuthenticAMD" and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -172,7 +178,7 @@ def precision_problem(precision: str, device: torch.device) -> str | None:
 @cache
 def _cpu_problem(precision: str) -> str | None:
     """Try a precision in a child process: some CPUs advertise instructions that kill the process."""
-    command = [sys.executable, "-m", "flopping.machine", precision]
+    command = [sys.executable, "-c", f"from flopping.machine import try_precision; try_precision({precision!r})"]
     ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
     if ended.returncode == 0:
         return None
@@ -223,7 +229,3 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-if __name__ == "__main__":
-    try_precision(sys.argv[1])

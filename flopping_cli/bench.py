@@ -262,11 +262,11 @@ def layers(
     """
     import torch
 
-    from flopping.functional import tune_cpu
     from flopping.lab.bench.bench_layers import MODES, bench_layers, caption
+    from flopping.machine import keep_freed_memory
 
     torch.set_num_threads(threads)
-    tune_cpu()
+    keep_freed_memory()  # without oneDNN: ordinary layers multiply by MKL, too
     with Progress(console=progress_console(quiet), transient=True) as bar:
         task = bar.add_task(", then ".join(MODES), total=len(MODES) * repeats)
         results = list(bench_layers(only or (), repeats, progress=lambda: bar.advance(task)))
@@ -303,10 +303,12 @@ def loader(
     """
     from flopping.data.batches import default_workers
     from flopping.errors import RunStoppedError
+    from flopping.functional import tune_cpu
     from flopping.lab.bench.bench_loader import measure
     from flopping.training.job import RunOptions
 
     job = build_job(recipe, changes, data, model, root, micro_batch)
+    tune_cpu()  # as in training
     options = RunOptions(device, default_workers() if workers is None else workers, compile)
     try:
         found = measure(job, options, progress_console(quiet), seconds)

@@ -90,7 +90,9 @@ def test_a_cpu_tries_once(crashes: bool, tmp_path: Path, monkeypatch: pytest.Mon
             assert usable_precision("bfloat16", CPU) == ("bfloat16", "")
     for precision in ("float32", "float64"):
         assert usable_precision(precision, CPU) == (precision, "")
-    assert (tmp_path / "log").read_text() == "-m flopping.machine bfloat16\n"
+    assert (
+        tmp_path / "log"
+    ).read_text() == "-c from flopping.machine import try_precision; try_precision('bfloat16')\n"
 
 
 @pytest.mark.long

@@ -200,7 +200,8 @@ def is_measured(record: Record, known: Iterable[Record]) -> bool:
 
     def key(r: Record) -> tuple[object, ...]:
         machine = r.machine
-        return r.model, r.setting, machine.processor, machine.cores, machine.gpu, machine.versions
+        products = machine.flags.get("linear layers")
+        return r.model, r.setting, machine.processor, machine.cores, machine.gpu, machine.versions, products
 
     return any(r.seconds and r.problem is None and key(r) == key(record) for r in known)
 

@@ -19,7 +19,7 @@ from flopping.models.backbone import whole_forward
 from flopping.models.blocks import find_blocks, group_blocks, layers_to_compile
 
 MATRIX = (
-    *("linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "convolution", "conv2d"),
+    *("linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "convolution", "conv2d", "flopping::onednn_linear"),
     *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
 )
 """Operations that a compiler leaves to a library: matrix products, convolutions and attention."""

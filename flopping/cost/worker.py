@@ -25,9 +25,9 @@ from flopping.cost.count import count
 from flopping.cost.records import Memory, Setting
 from flopping.cost.timing import interleave
 from flopping.errors import UsageError
-from flopping.functional import compile_operations, tune_cpu
+from flopping.functional import compile_operations, use_onednn
 from flopping.functional.operation import allow_graphs
-from flopping.machine import available_memory, is_out_of_memory
+from flopping.machine import available_memory, is_out_of_memory, keep_freed_memory, onednn_is_faster
 from flopping.models import is_our_ordinary
 from flopping.models.backbone import whole_forward
 from flopping.models.blocks import compile_blocks
@@ -35,6 +35,8 @@ from flopping.models.fuse import fuse
 from flopping.models.targets import example_input, load, load_on_meta
 
 Emit = Callable[..., None]
+OPAQUE_TO = ("compiled-frozen", "max-autotune")
+"""Modes whose compiler chooses products by itself, and can't choose those of `use_onednn`."""
 NOISE, NOISE_SIZE = "noise", 512
 """A product of two matrices of this size is timed beside the networks: on a quiet machine its time is constant."""
 
@@ -43,9 +45,9 @@ class Run:
     """Calling it runs a network once on a batch of random images, and returns when the device is done.
 
     Inference runs the inference form of our networks (`flopping.fuse`); timm's stay as they are. With
-    `optimised=False` a network is not fused, and computes the whole last block. Training is forward, cross-entropy,
-    backward and a step of AdamW, with the loss scaled for float16; the optimiser is not compiled. Precisions other
-    than float32 are autocast. `MODES` says how each mode runs a network.
+    `optimised=False` a network is not fused, computes the whole last block, and torch multiplies. Training is forward,
+    cross-entropy, backward and a step of AdamW, with the loss scaled for float16; the optimiser is not compiled.
+    Precisions other than float32 are autocast. `MODES` says how each mode runs a network.
 
     >>> setting = Setting("eager", "training", "cpu", "float32", batch=2, threads=1)
     >>> Run(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), torch.randn(2, 3, 2, 2), setting)()
@@ -58,6 +60,7 @@ class Run:
         self.model = fuse(model) if optimised and not self.training else model
         self.x = x.to(self.device)
         self.compiled = self._compile(self.model if optimised else whole_forward(model))
+        self.by_onednn = optimised and setting.mode not in OPAQUE_TO and onednn_is_faster()
         self.must_freeze = setting.mode == "compiled-frozen"
         if self.training:
             self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
@@ -79,10 +82,12 @@ class Run:
     def __call__(self) -> None:
         if self.setting.mode == "operations":
             compile_operations()  # a switch of the process, in which other networks run without it
+        use_onednn(self.by_onednn)
         try:
             self._run()
         finally:
             compile_operations(False)
+            use_onednn(False)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -191,7 +196,7 @@ def measure_memory(job: dict[str, Any], emit: Emit) -> None:
 
 def measure_time(job: dict[str, Any], emit: Emit) -> None:
     """Prepare the networks, then run them in turn and report the seconds of each round."""
-    tune_cpu()
+    keep_freed_memory()
     runs: dict[str, Callable[[], object]] = {}
     for case in job["cases"]:
         emit("preparing", key=case["key"])

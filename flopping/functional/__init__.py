@@ -16,7 +16,7 @@ from flopping.functional.basis import (
 from flopping.functional.invariants import lengths, polynomials, slots
 from flopping.functional.norm import layer_norm
 from flopping.functional.operation import compile_operations
-from flopping.functional.product import linear, multiplies_by_onednn, tune_cpu, use_onednn
+from flopping.functional.product import is_for_onednn, onednn_linear, tune_cpu, use_onednn
 from flopping.functional.rotary import rotary_planes, rotary_tables, rotate
 
 __all__ = [
@@ -30,10 +30,10 @@ __all__ = [
     "gated",
     "heads",
     "invariant_only",
+    "is_for_onednn",
     "layer_norm",
     "lengths",
-    "linear",
-    "multiplies_by_onednn",
+    "onednn_linear",
     "pointwise",
     "polynomials",
     "read_rows",

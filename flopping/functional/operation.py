@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flopping.errors import UsageError
 from flopping.features import Feature, is_symbolic
+from flopping.machine import find_compiler
 
 P = ParamSpec("P")
 Compiler = Callable[[Callable[..., Feature]], Callable[..., Feature]]
@@ -27,7 +28,6 @@ def compile_operations(enable: bool = True) -> None:
     Each is compiled when it is called first. The switch is off until it is set, and holds for all networks of the
     process; a network that is compiled itself doesn't need it.
     """
-    from flopping.machine import find_compiler  # `python -m flopping.machine` must not find it imported already
 
     global _compiler
     if enable:
@@ -71,7 +71,7 @@ def operation(recompute: bool = False) -> Callable[[Callable[P, Feature]], Calla
                 return function(*args, **kwargs)
             if _compiler is not None:
                 return _compiler(function)(*args, **kwargs)
-            if recompute and torch.is_grad_enabled() and not _is_transformed():
+            if recompute and torch.is_grad_enabled() and not is_transformed():
                 return _recompute(function, *args, **kwargs)
             return function(*args, **kwargs)
 
@@ -104,7 +104,7 @@ def _compile(function: Callable[..., Feature]) -> Callable[..., Feature]:
     return torch.compile(function)
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether a transform of `torch.func` or forward-mode differentiation is active: these need the plain operators."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True

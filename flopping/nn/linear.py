@@ -93,11 +93,10 @@ class Linear(Module):
         block = getattr(self, self.names[i])
         is_matrix = type(block) in (nn.Linear, _Stacked)
         if shares == 1:
-            by_onednn = is_matrix and functional.multiplies_by_onednn(part, block.weight)
-            out: Tensor = functional.linear(part, block.weight, block.bias) if by_onednn else block(part)
+            by_onednn = is_matrix and functional.is_for_onednn(part, block)
+            out: Tensor = functional.onednn_linear(part, block.weight, block.bias) if by_onednn else block(part)
         elif is_matrix:
-            bias = None if block.bias is None else self._rows(i, block.bias, share)
-            out = functional.linear(part, self._rows(i, block.weight, share), bias)
+            out = F.linear(part, *[self._rows(i, w, share) for w in (block.weight, block.bias) if w is not None])
         else:  # one that was put in its place, and may be no matrix
             out = self._rows(i, block(part).movedim(-1, 0), share).movedim(0, -1)
         return out if self.degrees[i] == 1 else self._turn(i, out)

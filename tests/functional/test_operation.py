@@ -38,7 +38,7 @@ def kept_bytes(run: object) -> int:
 
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations without recomputation, as autograd differentiates them."""
-    monkeypatch.setattr(operation, "_is_transformed", lambda: True)
+    monkeypatch.setattr(operation, "is_transformed", lambda: True)
 
 
 @pytest.mark.parametrize("group", [flop, octic], ids=str)

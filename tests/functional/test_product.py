@@ -7,7 +7,8 @@ import timm
 import torch
 import torch.nn.functional as F
 from functional.test_operation import kept_bytes
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.flop_counter import FlopCounterMode
 
 import flopping
@@ -18,6 +19,12 @@ from flopping.functional import product
 from flopping.testing import relative_error
 
 OP = torch.ops.flopping.onednn_linear.default
+
+
+needs_compiler = pytest.mark.skipif(
+    not machine.find_compiler()[1], reason="torch.compile needs a C++ compiler, none found"
+)
+pytestmark = pytest.mark.skipif(not machine.has_onednn(), reason="this torch was built without oneDNN")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +46,7 @@ def operators(graph: torch.fx.GraphModule) -> list[object]:
 def test_values_and_gradients_are_those_of_torch(shape) -> None:
     x, weight, bias = inputs(*shape)
     for b in (bias, None):
-        found, expected = functional.linear(x, weight, b), F.linear(x, weight, b)
+        found, expected = functional.onednn_linear(x, weight, b), F.linear(x, weight, b)
         torch.testing.assert_close(found, expected)
         wanted = [t for t in (x, weight, b) if t is not None]
         first = [torch.autograd.grad(y.sin().sum(), wanted, create_graph=True) for y in (found, expected)]
@@ -47,7 +54,9 @@ def test_values_and_gradients_are_those_of_torch(shape) -> None:
         second = [torch.autograd.grad(g[0].square().sum() + g[1].square().sum(), [x, weight]) for g in first]
         torch.testing.assert_close(second[0], second[1], rtol=1e-4, atol=1e-4)
         torch.library.opcheck(OP, (x, weight, b))
-    torch.library.opcheck(OP, (x.detach()[..., ::2], weight.detach()[:, ::2], bias))
+    strided = x.detach()[..., ::2], weight.detach()[:, ::2], bias
+    torch.testing.assert_close(OP(*strided), F.linear(*strided))
+    torch.library.opcheck(OP, strided)
 
 
 def test_networks_run_it_eagerly_and_compiled() -> None:
@@ -71,6 +80,7 @@ def test_networks_run_it_eagerly_and_compiled() -> None:
         assert relative_error(each, expected) < 1e-5
 
 
+@needs_compiler
 def test_training_by_inductor() -> None:
     layout = Layout.regular("flop", 16)
     block, x = fnn.TransformerBlock(layout, num_heads=2), layout.random(2, 5)
@@ -81,22 +91,55 @@ def test_training_by_inductor() -> None:
         layout.merge(run(x)).sin().sum().backward()
         gradients.append([p.grad for p in block.parameters()])
     assert all(relative_error(a, b) < 1e-5 for a, b in zip(*gradients, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))  # so oneDNN ran
 
 
-def test_what_it_is_not_for() -> None:
-    layer, x = fnn.Linear(Layout.regular("flop", 8), Layout.regular("flop", 8)), Layout.regular("flop", 8).random(2, 3)
-    calls: list[object] = []
-    layer.even.register_forward_hook(lambda *_: calls.append(None))  # torch's product calls the matrix
-    layer(x)
-    assert not calls
-    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-        layer.to("meta")(tuple(part.to("meta") for part in x))
-    assert calls
-    calls.clear()
-    double = fnn.Linear(layer.in_layout, layer.out_layout).double()
-    double.even.register_forward_hook(lambda *_: calls.append(None))
-    double(tuple(part.double() for part in x))
-    assert calls
+def test_what_torch_multiplies() -> None:
+    x, matrix = torch.randn(3, 4), nn.Linear(4, 6)
+    assert functional.is_for_onednn(x, matrix)
+    others = {
+        "float64": (x.double(), nn.Linear(4, 6).double()),
+        "another type of weight": (x, nn.Linear(4, 6).double()),
+        "meta": (x.to("meta"), nn.Linear(4, 6, device="meta")),
+        "weights that are not there yet": (x, nn.Linear(4, 6, device="meta")),
+        "one row without an axis": (x[0], matrix),
+        "a pruned matrix": (x, prune.identity(nn.Linear(4, 6), "weight")),
+        "a hook": (x, nn.Linear(4, 6)),
+        "another forward": (x, nn.Linear(4, 6)),
+    }
+    others["a hook"][1].register_forward_hook(lambda *_: None)
+    others["another forward"][1].forward = matrix.forward
+    assert [name for name, (value, layer) in others.items() if functional.is_for_onednn(value, layer)] == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not functional.is_for_onednn(x, matrix)
+    flopping.use_onednn(False)
+    assert not functional.is_for_onednn(x, matrix)
+
+
+def test_a_pruned_layer_trains() -> None:
+    """Pruning multiplies the weight by its mask in a hook, before every call."""
+    layer = fnn.Linear(Layout.regular("flop", 8), Layout.regular("flop", 8))
+    x = layer.in_layout.random(2, 3)
+    prune.l1_unstructured(layer.even, "weight", 0.5)
+    for _ in range(2):
+        layer(x)[0].sum().backward()
+    with torch.no_grad():
+        layer.even.weight_orig.mul_(2)
+    torch.testing.assert_close(layer(x)[0], F.linear(x[0], layer.even.weight, layer.even.bias))
+    assert layer.even.weight.eq(0).sum() == 8
+
+
+def test_transforms_of_functions() -> None:
+    layer = fnn.Linear(Layout.regular("flop", 8), Layout.regular("flop", 8)).requires_grad_(False)
+    x, tangent = (layer.in_layout.random(2, 3) for _ in range(2))
+    found = []
+    for enabled in (True, False):
+        flopping.use_onednn(enabled)
+        _, forward = torch.func.jvp(layer, (x,), (tangent,))
+        backward = torch.func.grad(lambda even: layer((even, x[1]))[0].square().sum())(x[0])
+        found.append([*forward, backward])
+    torch.testing.assert_close(found[0], found[1])
+    assert found[0][0].abs().max() > 0.01
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")  # fvcore still calls it
@@ -123,9 +166,8 @@ def test_torch_counts_its_flops() -> None:
     x, weight, bias = inputs(5, 3, 4)
     counts = []
     for enabled in (True, False):
-        flopping.use_onednn(enabled)
         with FlopCounterMode(display=False) as counter:
-            functional.linear(x, weight, bias).sum().backward()
+            (functional.onednn_linear if enabled else F.linear)(x, weight, bias).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] == 3 * 2 * 15 * 4 * 6
 
@@ -136,7 +178,7 @@ def test_tune_cpu_uses_it_where_it_is_faster(faster, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(product, "keep_freed_memory", lambda: True)  # would hold for the process of all tests
     monkeypatch.setattr(product, "onednn_is_faster", lambda: faster)
     flopping.tune_cpu()
-    assert functional.multiplies_by_onednn(*inputs(2, 4)[:2]) is faster
+    assert functional.is_for_onednn(torch.randn(2, 4), nn.Linear(4, 4)) is faster
 
 
 @pytest.mark.parametrize(
@@ -150,7 +192,7 @@ def test_on_which_cpus_it_is_faster(vendor, instructions, faster, monkeypatch: p
 
 
 def test_a_torch_without_onednn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(product, "has_onednn", lambda: False)
     with pytest.raises(UsageError, match=torch.__version__.split("+")[0]):
         flopping.use_onednn()
     flopping.use_onednn(False)

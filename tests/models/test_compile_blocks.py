@@ -11,11 +11,12 @@ from torch._dynamo.utils import counters
 
 import flopping
 from flopping.functional import operation
-from flopping.machine import find_compiler
+from flopping.machine import find_compiler, has_onednn
 from flopping.models.blocks import find_blocks
 from flopping.testing import randomize_, relative_error
 
 needs_compiler = pytest.mark.skipif(not find_compiler()[1], reason="torch.compile needs a C++ compiler, none found")
+needs_onednn = pytest.mark.skipif(not has_onednn(), reason="this torch was built without oneDNN")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ needs_compiler = pytest.mark.skipif(not find_compiler()[1], reason="torch.compil
         "convnext_flop_iso_test",
     ],
 )
-@pytest.mark.parametrize("onednn", [False, True], ids=["torch", "onednn"])
+@pytest.mark.parametrize("onednn", [False, pytest.param(True, marks=needs_onednn)], ids=["torch", "onednn"])
 def test_one_graph_for_each_kind(name: str, onednn: bool) -> None:
     """Kinds: blocks before and after a hand-off, and the last block, which computes less.
 
