@@ -57,9 +57,9 @@ def experiment(
     found = Experiment(output, load(name), data, scale)
     options += ["--quiet"] if quiet else []
     tune_cpu()  # as in the runs
-    machine = RunOptions(str(resolve_device(device)), default_workers() if workers is None else workers, compile)
+    run_options = RunOptions(str(resolve_device(device)), default_workers() if workers is None else workers, compile)
     try:
-        found.run(options, machine, lambda text: say(text, progress), lambda: write_report(found, report, command))
+        found.run(options, run_options, lambda text: say(text, progress), lambda: write_report(found, report, command))
     except RunInterruptedError as stop:
         say(str(stop))
         raise typer.Exit(INTERRUPTED) from stop

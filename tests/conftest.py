@@ -65,7 +65,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def products_by_torch() -> Iterator[None]:
-    """After a test torch multiplies again: a command that it called may have made the process use oneDNN."""
+    """After each test torch multiplies again: a command that the test called may have turned oneDNN on."""
     yield
     product = sys.modules.get("flopping.functional.product")
     if product is not None:

@@ -72,12 +72,12 @@ class ResidualBlock(Module):
         super().__init__(in_layout, out.invariant_part if invariant_only else out)
         self.invariant_only = invariant_only
         kernel = stride_kernel if stride > 1 else 3
-        steps = [(in_layout, width, kernel, stride), (width, out, 3, 1)]
+        convs = [(in_layout, width, kernel, stride), (width, out, 3, 1)]
         if bottleneck:
-            steps = [(in_layout, width, 1, 1), (width, width, kernel, stride), (width, out, 1, 1)]
-        self.count, self.branch_layout = len(steps), out
-        for i, (before, after, size, step) in enumerate(steps, 1):
-            self.add_module(f"conv{i}", _make_conv(before, after, size, step, device, dtype))
+            convs = [(in_layout, width, 1, 1), (width, width, kernel, stride), (width, out, 1, 1)]
+        self.count, self.branch_layout = len(convs), out
+        for i, (before, after, size, conv_stride) in enumerate(convs, 1):
+            self.add_module(f"conv{i}", _make_conv(before, after, size, conv_stride, device, dtype))
             self.add_module(f"bn{i}", BatchNorm(after, eps, device=device, dtype=dtype))
             self.add_module(f"act{i}", Activation(after, function))
         self.drop_path = DropPath(out, drop_path)

@@ -94,15 +94,15 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         mine, passes, share = self.sampler.assigned, self.sampler.passes, self.sampler.mean_assigned
         total = torch.zeros((), device=self.world.device, dtype=self.dtype)
-        for micro_batch in range(mine.start, mine.start + passes):
-            is_mine = micro_batch in mine  # else a pass without images: other ranks have one more
+        for index in range(mine.start, mine.start + passes):
+            is_mine = index in mine  # else a pass without images: other ranks have one more
             batch = next(batches) if is_mine else self.padding_batch()
             images = batch.images.to(self.world.device, self.dtype, non_blocking=True)
             targets = batch.labels.to(self.world.device, non_blocking=True)
-            seed_generators(derive_seed(self.recipe.seed, "chunk", epoch, step, micro_batch))  # for mixing and dropout
+            seed_generators(derive_seed(self.recipe.seed, "chunk", epoch, step, index))  # for mixing and dropout
             if self.mix is not None:
                 images, targets = self.mix(images, targets)
-            with self.parallel.accumulate_gradients(sync=micro_batch == mine.start + passes - 1):
+            with self.parallel.accumulate_gradients(sync=index == mine.start + passes - 1):
                 with self.autocast():
                     logits = self.parallel(images)
                 # the loss in full precision; a mixed target has the precision of the logits

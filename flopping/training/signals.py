@@ -19,8 +19,8 @@ class StopSignals:
     A launcher such as `torchrun` repeats signals: under it the second one means the same as the first.
 
     Terminals and batch systems signal every process of a run, also the compilers that it starts, and a compiler that
-    dies ends the step with an error. Child processes inherit blocked signals, so both are blocked, and a thread waits
-    for them.
+    dies ends the step with an error. Child processes inherit blocked signals, so SIGINT and SIGTERM are blocked, and a
+    thread waits for them.
     """
 
     def __init__(self, *, verbose: bool, launched: bool) -> None:

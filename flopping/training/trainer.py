@@ -74,7 +74,9 @@ class Trainer:
         *,
         resumes: bool = False,
     ) -> None:
-        """If it `resumes`, weights come from the checkpoint that `restore` gets: no others are read or computed."""
+        """If it `resumes`, weights come from the checkpoint that `restore` gets: `--init` is not read, and no filters
+        are whitened.
+        """
         self.job, self.options, self.folder, self.world, self.console = job, options, folder, world, console
         self.recipe = recipe = job.recipe
         self.train, self.validation = train, validation
@@ -115,7 +117,7 @@ class Trainer:
         return model, source
 
     def _initialise(self, network: nn.Module) -> None:
-        """Set what a run starts with beside random weights: those of --init, or else filters that whiten images."""
+        """Set what a run starts with in place of random weights: those of --init, else filters that whiten images."""
         job = self.job
         if job.init is None:
             if job.recipe.whiten_stem:

@@ -8,9 +8,9 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from support.memory import kept_bytes
 from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from flopping import Layout, flop, functional, octic
@@ -18,22 +18,6 @@ from flopping import nn as fnn
 from flopping.errors import UsageError
 from flopping.functional import operation
 from flopping.testing import randomize_, relative_error
-
-
-def kept_bytes(run: object) -> int:
-    """The memory of all tensors that autograd keeps for the backward pass of a function, parameters aside."""
-    storages: dict[int, int] = {}
-    handles = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, nn.Parameter) and not isinstance(tensor._base, nn.Parameter):
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        handles.append(tensor)  # so that no memory is used twice
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        run()
-    return sum(storages.values())
 
 
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:

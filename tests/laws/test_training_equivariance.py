@@ -89,11 +89,9 @@ def shake_(model: nn.Module) -> None:
 def trained(recipe: Recipe, folder: Path, compiled: bool) -> tuple[Learner, dict[str, Tensor]]:
     """A few steps of the trainer, and the weights before; a whole run would test and save, for long if it is large."""
     source = images(recipe)
-    job, machine = (
-        Job(recipe, recipe.model, "noise", micro_batch=BATCH),
-        RunOptions(device="cpu", workers=0, compile=compiled),
-    )
-    trainer = Trainer(job, machine, folder, CPU, source, source, Console(stderr=True))
+    job = Job(recipe, recipe.model, "noise", micro_batch=BATCH)
+    options = RunOptions(device="cpu", workers=0, compile=compiled)
+    trainer = Trainer(job, options, folder, CPU, source, source, Console(stderr=True))
     learner = trainer.learner
     assert learner.average is not None
     shake_(trainer.model)
@@ -260,9 +258,9 @@ def test_only_networks_that_see_mirroring_get_mirrored_images(name: str, flips: 
 
 def augmentation(recipe: Recipe, name: str, folder: Path) -> list[Any]:
     """The steps by which a run makes a training image."""
-    source, machine = images(recipe), RunOptions(device="cpu", workers=0, compile=False)
+    source, options = images(recipe), RunOptions(device="cpu", workers=0, compile=False)
     job = Job(recipe, name, "noise", micro_batch=BATCH)
-    trainer = Trainer(job, machine, folder, CPU, source, source, Console(stderr=True))
+    trainer = Trainer(job, options, folder, CPU, source, source, Console(stderr=True))
     steps: list[Any] = trainer.source.loader.dataset.transform.transforms  # type: ignore[attr-defined]
     return steps
 

@@ -60,7 +60,7 @@ def test_which_blocks_of_a_transformer_are_compiled() -> None:
         assert [block._compiled_call_impl is not None for block in model.blocks] == [n < wanted for n in range(depth)]
 
 
-def test_every_leaves_out_no_layer_that_is_compiled_without_it() -> None:
+def test_every_adds_to_the_default() -> None:
     model = timm.create_model("resnet_flop_test", depths=(1, 1), widths=(8, 16))
     flopping.compile_blocks(model, every=True, backend="eager")
     layers = {*model.layers_to_compile, *find_blocks(model)}

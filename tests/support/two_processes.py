@@ -70,30 +70,30 @@ def command(about: dict[str, Any], *arguments: str) -> dict[str, Any]:
     return {"code": code or 0, "stderr": errors.getvalue(), "stdout": output.getvalue()}
 
 
-def make_network(here: World, *, shard: bool) -> tuple[nn.Module, ParallelModel]:
+def make_network(world: World, *, shard: bool) -> tuple[nn.Module, ParallelModel]:
     """Two layers whose rows two ranks share unevenly."""
     torch.manual_seed(0)
     network = source = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     if shard:
         network = copy.deepcopy(source).to("meta")
-        shard_network(network, here)
-        broadcast_network(network, source if here.is_main else None, here)
-    return network, ParallelModel(network, here, sharded=shard)
+        shard_network(network, world)
+        broadcast_network(network, source if world.is_main else None, world)
+    return network, ParallelModel(network, world, sharded=shard)
 
 
 def infinite_gradient() -> dict[str, Any]:
     """One rank has an infinite gradient, and then none has; whether weights move, and the scale of losses after."""
     found = {}
-    with init_world("cpu") as here:
+    with init_world("cpu") as world:
         for shard in (False, True):
-            network, parallel = make_network(here, shard=shard)
+            network, parallel = make_network(world, shard=shard)
             optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
             scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
             full = StateDictOptions(full_state_dict=True)
             before = copy.deepcopy(get_model_state_dict(network, options=full))
             moved = []
             for size in (float("inf"), 1.0):
-                images = torch.ones(2, 4) * (size if here.rank == 1 else 1.0)
+                images = torch.ones(2, 4) * (size if world.rank == 1 else 1.0)
                 with parallel.accumulate_gradients(sync=True):
                     scaler.scale(parallel(images).square().mean()).backward()
                 scaler.step(optimizer)
@@ -107,8 +107,8 @@ def infinite_gradient() -> dict[str, Any]:
 
 def other_weights() -> dict[str, Any]:
     """A sharded network runs without a backward pass, then with other weights; whether it uses them."""
-    with init_world("cpu") as here:
-        network, parallel = make_network(here, shard=True)
+    with init_world("cpu") as world:
+        network, parallel = make_network(world, shard=True)
         own, found = network.state_dict(), []
         with torch.no_grad():
             for value in (1.0, 2.0):
@@ -122,11 +122,11 @@ def other_weights() -> dict[str, Any]:
 def shared_errors() -> dict[str, Any]:
     """One rank refuses a value, then it has a bug; what both ranks raise, and the cause."""
     found = []
-    with init_world("cpu") as here:
+    with init_world("cpu") as world:
         for kind in (UsageError, ZeroDivisionError):
             try:
-                with here.raise_on_all_ranks():
-                    if here.rank == 1:
+                with world.raise_on_all_ranks():
+                    if world.rank == 1:
                         raise kind("bad value 7")
             except Exception as error:
                 found.append([type(error).__name__, str(error), type(error.__cause__).__name__])
@@ -145,10 +145,10 @@ def sharded_memory() -> dict[str, Any]:
     size = ["img_size=32", "model_args={embed_dim: 32, depth: 2}", "batch_size=4", "repeats=1", "precision=float32"]
     recipe = load("deit3_base").override([*size, "ema=0.9", "model=deit3_flop_test_patch16_64"])
     images = ArrayDataset("noise", np.zeros((8, 32, 32, 3), np.uint8), np.zeros(8, np.int64), ["a", "b"])
-    machine = RunOptions(device="cpu", workers=0, compile=False, shard=True)
-    with init_world("cpu") as here, mock.patch.object(trainer, "build", recorded_build):
+    options = RunOptions(device="cpu", workers=0, compile=False, shard=True)
+    with init_world("cpu") as world, mock.patch.object(trainer, "build", recorded_build):
         job = Job(recipe, recipe.model, "noise", micro_batch=2)
-        made = trainer.Trainer(job, machine, Path(), here, images, images, Console(stderr=True)).learner
+        made = trainer.Trainer(job, options, Path(), world, images, images, Console(stderr=True)).learner
         assert made.average is not None
         parts = [
             sum(tensor.to_local().numel() for tensor in network.parameters())  # type: ignore[attr-defined]
@@ -161,19 +161,19 @@ def sharded_memory() -> dict[str, Any]:
 def lost_peer() -> dict[str, Any]:
     """An error of one's own keeps its type; then rank 1 leaves, and rank 0 goes on alone."""
     own = None
-    with init_world("cpu") as here:
-        here.all_reduce([1.0])
+    with init_world("cpu") as world:
+        world.all_reduce([1.0])
         try:
-            with here.detect_lost_peers():
+            with world.detect_lost_peers():
                 raise RuntimeError("train/igloo/7.jpg")
         except RuntimeError as error:
             own = str(error)
-        if here.rank == 1:
+        if world.rank == 1:
             return {"own": own}
         try:
-            with here.detect_lost_peers(lambda: "Kept. "):
+            with world.detect_lost_peers(lambda: "Kept. "):
                 while True:
-                    here.all_reduce([1.0])
+                    world.all_reduce([1.0])
         except PeerLostError as error:
             return {"own": own, "error": str(error), "cause": type(error.__cause__).__name__}
 

@@ -125,14 +125,14 @@ class Experiment:
         return max(1, int(epochs * fitting))
 
     def run(
-        self, options: Sequence[str], machine: RunOptions, say: Callable[[str], None], report: Callable[[], None]
+        self, options: Sequence[str], run_options: RunOptions, say: Callable[[str], None], report: Callable[[], None]
     ) -> None:
         """Measure the paces, run all that has not finished, and call `report` after every run."""
         for split in ("train", "test"):
             open_dataset(self.data, split)  # data that cannot be read is refused before the folder is created
         taken = f"another process ({{}}) works in {str(self.path)!r}: wait until it ends"
         with folder_lock(self.path, taken.format):
-            self._measure(machine, say)
+            self._measure(run_options, say)
             runs = self.plan.runs
             for number, run in enumerate(runs, 1):
                 if self.finished(run) is None:
@@ -140,17 +140,17 @@ class Experiment:
                     note = f" ({run.arm.note})" if run.arm.note else ""
                     network = run.arm.label or run.model
                     say(f"Run {number} of {len(runs)}: {network}, {epochs}{note}, seed {run.seed}.")
-                    self._train(run, options, machine.device)
+                    self._train(run, options, run_options.device)
                     report()
 
-    def _measure(self, machine: RunOptions, say: Callable[[str], None]) -> None:
+    def _measure(self, options: RunOptions, say: Callable[[str], None]) -> None:
         for pair in self.plan.pairs:
             if self.pace(pair) is None:
                 names = " and ".join(dict.fromkeys(arm.label or pair.model(arm) for arm in self.plan.arms))
-                first = "; they are compiled first: a minute or two" if machine.compile else ""
+                first = "; they are compiled first: a minute or two" if options.compile else ""
                 say(f"Timing {names} in turn{first}.")
                 try:
-                    self.paces[pair.name] = measure_pace(self.plan, pair, self.data, machine)
+                    self.paces[pair.name] = measure_pace(self.plan, pair, self.data, options)
                 except KeyboardInterrupt as stop:
                     raise RunInterruptedError(f"stopped while {names} were timed. {AGAIN}") from stop
             paces = {name: asdict(pace) for name, pace in self.paces.items()}
@@ -219,13 +219,13 @@ def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def measure_pace(plan: Plan, pair: Pair, data: str, machine: RunOptions) -> Pace:
+def measure_pace(plan: Plan, pair: Pair, data: str, options: RunOptions) -> Pace:
     """Time training steps of all arms in turn in one process, with reading and augmenting images."""
     recipes = timed_recipes(plan, pair)
     jobs = {recipes[arm.name]: Job(pair.changed(arm), pair.model(arm), data) for arm in plan.arms}
-    with TemporaryDirectory() as folder, detect_lost_workers(machine.workers):
+    with TemporaryDirectory() as folder, detect_lost_workers(options.workers):
         trainers = {
-            recipe: build_trainer(job, machine, Path(folder), Console(quiet=True)) for recipe, job in jobs.items()
+            recipe: build_trainer(job, options, Path(folder), Console(quiet=True)) for recipe, job in jobs.items()
         }
         timings = interleave({recipe: _steps(trainer) for recipe, trainer in trainers.items()}, ROUNDS, WARM)
     first = recipes[plan.arms[0].name]
