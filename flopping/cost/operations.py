@@ -174,7 +174,7 @@ def _antialiased(reach: int, backward: bool = False) -> Price:
 
 
 RULES: dict[str, Price] = {
-    **dict.fromkeys(("linear", "onednn_linear"), _linear),
+    **dict.fromkeys(("linear", "flopping::onednn_linear"), _linear),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "mv", "dot"), _product),
     **dict.fromkeys(("convolution", "_convolution"), _convolution),
     "convolution_backward": _convolution_backward,

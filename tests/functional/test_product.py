@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from functional.test_operation import kept_bytes
+from support.memory import kept_bytes
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils.flop_counter import FlopCounterMode
@@ -129,6 +129,7 @@ def test_a_pruned_layer_trains() -> None:
     assert layer.even.weight.eq(0).sum() == 8
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning")  # torch.func.jvp calls it
 def test_transforms_of_functions() -> None:
     layer = fnn.Linear(Layout.regular("flop", 8), Layout.regular("flop", 8)).requires_grad_(False)
     x, tangent = (layer.in_layout.random(2, 3) for _ in range(2))
