@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from time import monotonic
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from flopping.checkpoints.weight_files import CONFIG
 from flopping.data.batches import (
@@ -33,24 +33,17 @@ from flopping.errors import (
     UsageError,
     as_usage_error,
     pluralize,
-    shorten,
 )
 from flopping.files import suggest_fix
 from flopping.groups import trivial
-from flopping.models.weights import fit_weights
 from flopping.training.checkpoint import Checkpoint, CheckpointManager
 from flopping.training.distributed import World
 from flopping.training.evaluate import Accuracy, UnreadableImages, accuracy, pad_after_read_error, stop_on_all_ranks
+from flopping.training.initial_weights import create_networks
 from flopping.training.job import Job, RunOptions
 from flopping.training.learner import Learner
-from flopping.training.networks import (
-    build,
-    create_config,
-    group_to_test,
-    read_initial_classes,
-    read_initial_weights,
-)
-from flopping.training.preprocessing import Preprocessing, whiten_stem
+from flopping.training.networks import create_config, group_to_test
+from flopping.training.preprocessing import Preprocessing
 from flopping.training.run_log import LogInterval, Progress, RunLog, SyncInterval
 from flopping.training.signals import StopSignals
 
@@ -85,7 +78,7 @@ class Trainer:
             self.order = Order(len(train), recipe.batch_size, job.micro_batch, recipe.repeats, recipe.seed)
             self.sampler = MicroBatchSampler(self.order, world.rank, world.size)
             self.steps = self.order.steps * recipe.epochs
-            model, source = self._build(len(train.classes), resumes)
+            model, source = create_networks(job, train, world, console, shard=options.shard, resumes=resumes)
             self.test_group = group_to_test(model, options.group, (recipe.img_size, recipe.img_size))
         compiled, shard = options.compile, options.shard
         self.learner = Learner(model, recipe, self.sampler, world, shard=shard, compiled=compiled, source=source)
@@ -103,34 +96,6 @@ class Trainer:
         self.sync = SyncInterval(MAX_STEPS_PER_SYNC[world.device.type], (options.log_steps, options.save_steps))
         self.is_warm = False
         self.saved_at = monotonic()
-
-    def _build(self, classes: int, resumes: bool) -> tuple[nn.Module, nn.Module | None]:
-        """The network and the one that has its weights: the same one, or, for a sharded network, one on rank 0."""
-        job, shard = self.job, self.options.shard
-        with torch.device("meta") if shard else nullcontext():
-            model = build(job.recipe, job.model, classes)
-        source: nn.Module | None = model
-        if shard:
-            source = build(job.recipe, job.model, classes) if self.world.is_main else None
-        if source is not None and not resumes:
-            self._initialise(source)
-        return model, source
-
-    def _initialise(self, network: nn.Module) -> None:
-        """Set what a run starts with in place of random weights: those of --init, else filters that whiten images."""
-        job = self.job
-        if job.init is None:
-            if job.recipe.whiten_stem:
-                whiten_stem(network, job.recipe, self.train)
-            return
-        with as_usage_error(ValueError, context=f"--init {job.init}"):
-            known = read_initial_classes(job.init)
-            new_head = job.new_head or known not in (None, self.train.classes)
-            notes = fit_weights(network, read_initial_weights(job.init), new_head=new_head)
-        if notes and self.world.is_main:
-            self.console.print(f"--init {job.init}: {shorten(notes, 3)}", highlight=False, markup=False)
-        if job.recipe.whiten_stem and self.world.is_main:
-            self.console.print("whiten_stem is left out: the weights come from --init.", highlight=False)
 
     def run(self) -> Accuracy:
         """Train from the last checkpoint, or from the beginning, to the end, and test."""

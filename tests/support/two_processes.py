@@ -32,7 +32,7 @@ from flopping.data import batches
 from flopping.data.images import ArrayDataset
 from flopping.errors import PeerLostError, UsageError
 from flopping.files import atomic_write
-from flopping.training import trainer
+from flopping.training import initial_weights, trainer
 from flopping.training.distributed import ParallelModel, World, broadcast_network, init_world, shard_network
 from flopping.training.job import Job, RunOptions
 from flopping.training.networks import build
@@ -146,7 +146,7 @@ def sharded_memory() -> dict[str, Any]:
     recipe = load("deit3_base").override([*size, "ema=0.9", "model=deit3_flop_test_patch16_64"])
     images = ArrayDataset("noise", np.zeros((8, 32, 32, 3), np.uint8), np.zeros(8, np.int64), ["a", "b"])
     options = RunOptions(device="cpu", workers=0, compile=False, shard=True)
-    with init_world("cpu") as world, mock.patch.object(trainer, "build", recorded_build):
+    with init_world("cpu") as world, mock.patch.object(initial_weights, "build", recorded_build):
         job = Job(recipe, recipe.model, "noise", micro_batch=2)
         made = trainer.Trainer(job, options, Path(), world, images, images, Console(stderr=True)).learner
         assert made.average is not None

@@ -19,7 +19,7 @@ from flopping.data.fashion import CLASSES, read_subset
 from flopping.errors import UsageError
 from flopping.models.weights import fit_weights
 from flopping.testing import randomize_
-from flopping.training import trainer
+from flopping.training import initial_weights
 from flopping.training.learner import create_optimizer
 from flopping.training.networks import build
 from flopping.training.preprocessing import Preprocessing, whiten_stem
@@ -168,7 +168,7 @@ def test_the_stem_starts_whitened(tmp_path: Path) -> None:
 def test_only_random_weights_are_whitened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those of a checkpoint, and not those of --init, which the run says once."""
     whitened: list[bool] = []
-    monkeypatch.setattr(trainer, "whiten_stem", lambda *_: whitened.append(True))
+    monkeypatch.setattr(initial_weights, "whiten_stem", lambda *_: whitened.append(True))
     data, run = image_folder(tmp_path / "data", 2, 1, size=32), tmp_path / "run"
     short = ("train", "cifar10_resnet", "epochs=1", "warmup_epochs=0", "batch_size=4", "lr=1e-3", "--data", str(data))
     said = []

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.training_runs import FAMILIES, Launcher, call, command, contents, events, image_folder, recipe_file
 
-from flopping.training import learner, run, run_log, trainer
+from flopping.training import initial_weights, learner, run, run_log, trainer
 from flopping.training.checkpoint import CONFIG, TRAINING, WEIGHTS, CheckpointManager
 from flopping.training.networks import build, open_checkpoint
 
@@ -109,7 +109,7 @@ def test_gradients_that_overflow_float16_for_ever(
         return network
 
     monkeypatch.setattr(run, "usable_precision", lambda precision, device: (precision, ""))
-    monkeypatch.setattr(trainer, "build", broken)
+    monkeypatch.setattr(initial_weights, "build", broken)
     monkeypatch.setattr(learner.Learner, "autocast", lambda self: nullcontext())
     ended = call(*started("--save-steps", "20", "--test-epochs", "100", epochs=10, precision="float16"))
     assert ended.code == 1, ended.err
