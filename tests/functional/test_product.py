@@ -42,8 +42,11 @@ def operators(graph: torch.fx.GraphModule) -> list[object]:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by opcheck
-@pytest.mark.parametrize("shape", [(7, 4), (5, 3, 4), (2, 3, 5, 4), (0, 4)], ids=str)
-def test_values_and_gradients_are_those_of_torch(shape) -> None:
+@pytest.mark.parametrize("wide_avx512", [False, True], ids=["MKL", "oneDNN"])
+@pytest.mark.parametrize("shape", [(7, 4), (5, 3, 8), (2, 3, 5, 4), (0, 4)], ids=str)
+def test_values_and_gradients_are_those_of_torch(shape, wide_avx512, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: `F.linear`. The gradient of the matrix is by MKL or by oneDNN, as suits the CPU."""
+    monkeypatch.setattr(product, "has_wide_avx512", lambda: wide_avx512)
     x, weight, bias = inputs(*shape)
     for b in (bias, None):
         found, expected = functional.onednn_linear(x, weight, b), F.linear(x, weight, b)
@@ -190,6 +193,16 @@ def test_on_which_cpus_it_is_faster(vendor, instructions, faster, monkeypatch: p
     monkeypatch.setattr(machine, "_read_field", lambda file, name: vendor if name == "vendor_id" else "")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     assert machine.onednn_is_faster() is faster
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "wide"),
+    [("AuthenticAMD", "26", True), ("AuthenticAMD", "25", False), ("GenuineIntel", "26", False), ("", "", False)],
+)
+def test_which_cpus_compute_512_bits_at_once(vendor, family, wide, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"vendor_id": vendor, "cpu family": family}
+    monkeypatch.setattr(machine, "_read_field", lambda file, name: fields[name])
+    assert machine.has_wide_avx512.__wrapped__() is wide
 
 
 def test_a_torch_without_onednn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
