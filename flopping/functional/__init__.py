@@ -16,7 +16,7 @@ from flopping.functional.basis import (
 from flopping.functional.invariants import lengths, polynomials, slots
 from flopping.functional.norm import layer_norm
 from flopping.functional.operation import compile_operations
-from flopping.functional.product import is_for_onednn, onednn_linear, tune_cpu, use_onednn
+from flopping.functional.product import is_for_onednn, linear, onednn_linear, tune_cpu, use_onednn
 from flopping.functional.rotary import rotary_planes, rotary_tables, rotate
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "is_for_onednn",
     "layer_norm",
     "lengths",
+    "linear",
     "onednn_linear",
     "pointwise",
     "polynomials",

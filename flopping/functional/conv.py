@@ -18,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flopping.features import Feature, Layout
+from flopping.features import Feature, Layout, is_exporting, is_symbolic
 from flopping.functional.basis import from_regular, to_regular
 from flopping.functional.grid import Grid, symmetric_functions
+from flopping.functional.product import linear
+from flopping.functional.realize import realize
 from flopping.functional.window import Window, mirrored_axes
 from flopping.groups import Group
 from flopping.groups.sums import Sums, combine, sums_of
@@ -234,6 +236,7 @@ def _folded_maps(part: Tensor, i: int, plan: ConvPlan) -> dict[tuple[int, int], 
     targets, sums = plan.folds[i]
     if not targets:
         return {}
+    part = realize(part) if len(targets) > 1 else part
     shifted = [each for component in _components(part, i, plan) for each in _shifted_maps(component, plan)]
     found: dict[tuple[int, int], list[Tensor]] = {}
     for target, value in zip(targets, combine(shifted, sums), strict=True):
@@ -292,10 +295,22 @@ def _join(parts: Sequence[Tensor], groups: int) -> Tensor:
 def _convolve(x: Tensor, filters: Tensor, bias: Tensor | None, plan: ConvPlan) -> Tensor:
     """The convolution that is left."""
     if plan.groups == 1 and plan.is_sliced(0) and plan.is_sliced(1):  # what is left is 1 x 1
-        return F.linear(x, filters.flatten(1), bias)
+        return linear(x, filters.flatten(1), bias)
     stride, padding, dilation = _remaining_window(plan)
-    y_BCHW = F.conv2d(x.permute(0, 3, 1, 2), filters, bias, stride, padding, dilation, plan.groups)
-    return y_BCHW.permute(0, 2, 3, 1)
+    width = x.shape[2]
+    if plan.rest[1] == 1 and stride == (1, 1) and not is_symbolic(x) and not is_exporting():
+        # As one row of H W places, with W between taps: a seventh faster by oneDNN, forward and backward. Exported
+        # networks may have a width that is not known yet.
+        x, filters = x.flatten(1, 2).unsqueeze(1), filters.transpose(2, 3)
+        padding, dilation = (0, padding[0] * width), (1, dilation[0] * width)
+        return _conv2d(x, filters, bias, stride, padding, dilation, plan).squeeze(1).unflatten(1, (-1, width))
+    return _conv2d(x, filters, bias, stride, padding, dilation, plan)
+
+
+def _conv2d(
+    x: Tensor, filters: Tensor, bias: Tensor | None, stride: Grid, padding: Grid, dilation: Grid, plan: ConvPlan
+) -> Tensor:
+    return F.conv2d(x.permute(0, 3, 1, 2), filters, bias, stride, padding, dilation, plan.groups).permute(0, 2, 3, 1)
 
 
 def _remaining_window(plan: ConvPlan) -> tuple[Grid, Grid, Grid]:

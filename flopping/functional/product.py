@@ -30,7 +30,7 @@ def tune_cpu() -> None:
 
 
 def use_onednn(enable: bool = True) -> None:
-    """Let oneDNN multiply by the matrices of all `flopping.nn.Linear` layers, in float32 on a CPU.
+    """Let oneDNN multiply by all matrices of `flopping.nn.Linear` and `flopping.nn.Conv2d`, in float32 on a CPU.
 
     By default torch multiplies, on x86 by MKL. The switch holds for the process. Exported networks contain torch's
     products, and so do matrices with hooks and what `torch.func` transforms. The compiler's freezing and autotuning do
@@ -48,18 +48,24 @@ def is_for_onednn(x: Tensor, matrix: nn.Linear) -> bool:
     >>> is_for_onednn(torch.ones(1, 2), nn.Linear(2, 2))
     False
     """
+    # pruning, for one, computes the weight in a hook; other libraries replace `forward`
+    hooks = matrix._forward_pre_hooks, matrix._forward_hooks, matrix._backward_pre_hooks, matrix._backward_hooks
+    return _enabled and not any(hooks) and "forward" not in vars(matrix) and _suit_onednn(x, matrix.weight)
+
+
+def _suit_onednn(x: Tensor, weight: Tensor) -> bool:
     if not _enabled or is_symbolic(x) or is_exporting():
         return False
     if not torch.compiler.is_compiling() and is_transformed():
         return False
-    weight = matrix.weight
     if x.dim() < 2 or type(weight) not in (Tensor, nn.Parameter) or torch.is_autocast_enabled("cpu"):
         return False
-    if not x.device.type == weight.device.type == "cpu" or not x.dtype == weight.dtype == torch.float32:
-        return False
-    # pruning, for one, computes the weight in a hook; other libraries replace `forward`
-    hooks = matrix._forward_pre_hooks, matrix._forward_hooks, matrix._backward_pre_hooks, matrix._backward_hooks
-    return not any(hooks) and "forward" not in vars(matrix)
+    return x.device.type == weight.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, by oneDNN if the switch is on and it can."""
+    return onednn_linear(x, weight, bias) if _suit_onednn(x, weight) else nn.functional.linear(x, weight, bias)
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

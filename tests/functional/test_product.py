@@ -83,6 +83,21 @@ def test_networks_run_it_eagerly_and_compiled() -> None:
         assert relative_error(each, expected) < 1e-5
 
 
+def test_what_is_left_of_a_convolution() -> None:
+    """For flipflop a 3 x 3 convolution leaves a matrix, which oneDNN multiplies."""
+    layout = Layout.regular("flipflop", 16)
+    layer, x = fnn.Conv2d(layout, layout, 3, padding=1), layout.random(2, 5, 7)
+    parameters = [*layer.parameters()]
+    found = []
+    for enabled in (True, False):
+        flopping.use_onednn(enabled)
+        y = layer.out_layout.merge(layer(x))
+        found.append([y, *torch.autograd.grad(y.sin().sum(), parameters)])
+    for a, b in zip(*found, strict=True):
+        assert relative_error(a, b) < 1e-5
+    assert not torch.equal(found[0][0], found[1][0])  # so oneDNN ran
+
+
 @needs_compiler
 def test_training_by_inductor() -> None:
     layout = Layout.regular("flop", 16)

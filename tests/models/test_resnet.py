@@ -74,6 +74,17 @@ def test_small_images() -> None:
     ]
 
 
+@pytest.mark.parametrize(("stride_kernel", "size"), [(3, 33), (4, 32)])
+@torch.no_grad()
+def test_a_stem_that_pools_small_images(stride_kernel: int, size: int) -> None:
+    """No stride before the pooling, which halves the size; the classifier sees even channels only."""
+    model, image = make(stem_type="pool", stride_kernel=stride_kernel), random_images(size, size)
+    assert [info["reduction"] for info in model.feature_info] == [1, 2, 4]
+    assert_equivariant(model, image)
+    half, quarter = -(-size // 2), -(-size // 4)
+    assert [m.shape[-1] for m in model.forward_intermediates(image)[1]] == [size, half, quarter]
+
+
 EVEN = [
     pytest.param(group, *shape, marks=() if shape == (True, 4) or group in ("flop", "octic") else pytest.mark.long)
     for group in grid_groups()

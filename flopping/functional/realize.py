@@ -1,0 +1,62 @@
+"""A value that compiled code stores, because several kernels read it."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flopping.features import is_exporting
+
+_NAME = "flopping::realize"
+
+
+def realize(x: Tensor) -> Tensor:
+    """The same tensor. In code compiled by inductor, it is computed once and stored.
+
+    By default inductor computes a cheap value anew in every kernel that reads it, forward and backward. A fold reads
+    shifted copies of an activation: each of them would compute the activation, and the norm before it, again.
+
+    >>> x = torch.ones(2)
+    >>> realize(x) is x
+    True
+    """
+    if not torch.compiler.is_compiling() or is_exporting():
+        return x
+    stored: Tensor = torch.ops.flopping.realize(x)
+    return stored
+
+
+torch.library.define(_NAME, "(Tensor x) -> Tensor")
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _copy(x: Tensor) -> Tensor:
+    return x.clone()  # for compilers other than inductor: a result that is an argument is not allowed
+
+
+@torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
+def _make_fake(x: Tensor) -> Tensor:
+    if "torch._inductor.lowering" in sys.modules:  # the compiler asks for shapes before it lowers a graph
+        _teach_inductor()
+    return torch.empty_like(x)
+
+
+@cache
+def _teach_inductor() -> None:
+    from torch._inductor.lowering import register_lowering
+
+    @register_lowering(torch.ops.flopping.realize.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower(x: Any) -> Any:
+        x.realize()
+        return x
+
+
+def _pass_gradient(ctx: Any, gradient: Tensor) -> Tensor:
+    return gradient
+
+
+torch.library.register_autograd(_NAME, _pass_gradient)
