@@ -293,18 +293,33 @@ def _join(parts: Sequence[Tensor], groups: int) -> Tensor:
 
 
 def _convolve(x: Tensor, filters: Tensor, bias: Tensor | None, plan: ConvPlan) -> Tensor:
-    """The convolution that is left."""
-    if plan.groups == 1 and plan.is_sliced(0) and plan.is_sliced(1):  # what is left is 1 x 1
-        return linear(x, filters.flatten(1), bias)
+    """The convolution that is left, in the form that oneDNN computes fastest."""
     stride, padding, dilation = _remaining_window(plan)
-    width = x.shape[2]
-    if plan.rest[1] == 1 and stride == (1, 1) and not is_symbolic(x) and not is_exporting():
-        # As one row of H W places, with W between taps: a seventh faster by oneDNN, forward and backward. Exported
-        # networks may have a width that is not known yet.
-        x, filters = x.flatten(1, 2).unsqueeze(1), filters.transpose(2, 3)
+    can_choose = plan.is_sliced(1) and not is_symbolic(x) and not is_exporting()
+    if can_choose and torch.compiler.is_compiling() and plan.groups == 1 and stride[0] > 1 and dilation[0] == 1:
+        step = stride[0]
+        if plan.rest[0] % step == 0 and (x.shape[1] + 2 * padding[0]) % step == 0:
+            x, filters = _fold_stride(x, filters, step, padding[0])
+            stride, padding = (1, 1), (0, 0)
+    if plan.groups == 1 and filters.shape[2:] == (1, 1) and (stride, padding) == ((1, 1), (0, 0)):
+        return linear(x, filters.flatten(1), bias)
+    if can_choose and stride == (1, 1):
+        # As one row of H W places, with W between taps: a seventh faster, forward and backward.
+        width, x, filters = x.shape[2], x.flatten(1, 2).unsqueeze(1), filters.transpose(2, 3)
         padding, dilation = (0, padding[0] * width), (1, dilation[0] * width)
         return _conv2d(x, filters, bias, stride, padding, dilation, plan).squeeze(1).unflatten(1, (-1, width))
     return _conv2d(x, filters, bias, stride, padding, dilation, plan)
+
+
+def _fold_stride(x: Tensor, filters: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    """Map and filters of a convolution without a stride that does the same: neighbouring rows become channels.
+
+    It takes a kernel that is a multiple of the stride. The backward pass is a third faster than with a stride. The copy
+    costs nothing in compiled code, which writes folded maps in this order.
+    """
+    rows = F.pad(x, (0, 0, 0, 0, padding, padding)).unflatten(1, (-1, stride))
+    taps = filters.unflatten(2, (-1, stride))  # (out, in, k / stride, stride, 1)
+    return rows.transpose(2, 3).flatten(3), taps.permute(0, 3, 1, 2, 4).flatten(1, 2)
 
 
 def _conv2d(

@@ -115,10 +115,10 @@ class ResNet(Backbone):
     `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
     taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3),
     "pool" (one 3 x 3 without stride, then pooling), "half" (one convolution with a stride of 2, no pooling) or "small"
-    (one 3 x 3 without stride and no pooling), the last three for small images. `avg_down` puts a mean before the convolution of a shortcut with a stride: over 2 x 2
-    places in an ordinary network, as in timm, and over 3 x 3 in others, whose sizes are odd. With an even
-    `stride_kernel` these shortcuts always have a mean over 2 x 2 places, and `avg_down` is refused. `handoffs` counts
-    blocks through all stages; other arguments as for `VisionTransformer`.
+    (one 3 x 3 without stride and no pooling), the last three for small images. `avg_down` puts a mean before the
+    convolution of a shortcut with a stride: over 2 x 2 places in an ordinary network, as in timm, and over 3 x 3 in
+    others, whose sizes are odd. With an even `stride_kernel` these shortcuts always have a mean over 2 x 2 places, and
+    `avg_down` is refused. `handoffs` counts blocks through all stages; other arguments as for `VisionTransformer`.
 
     Kernels are odd and strides are 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225 pixels,
     which become 113, 57, 29, 15 and 8 places. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4

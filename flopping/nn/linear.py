@@ -96,7 +96,8 @@ class Linear(Module):
             by_onednn = is_matrix and functional.is_for_onednn(part, block)
             out: Tensor = functional.onednn_linear(part, block.weight, block.bias) if by_onednn else block(part)
         elif is_matrix:
-            out = functional.linear(part, *[self._rows(i, w, share) for w in (block.weight, block.bias) if w is not None])
+            rows = [self._rows(i, w, share) for w in (block.weight, block.bias) if w is not None]
+            out = functional.linear(part, *rows)
         else:  # one that was put in its place, and may be no matrix
             out = self._rows(i, block(part).movedim(-1, 0), share).movedim(0, -1)
         return out if self.degrees[i] == 1 else self._turn(i, out)
