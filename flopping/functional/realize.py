@@ -10,21 +10,24 @@ import torch
 from torch import Tensor
 
 from flopping.features import is_exporting
+from flopping.functional.operation import is_transformed
 
 _NAME = "flopping::realize"
 
 
 def realize(x: Tensor) -> Tensor:
-    """The same tensor. In code compiled by inductor, it is computed once and stored.
+    """The same tensor. In code that inductor compiles for a CPU, it is computed once and stored.
 
     By default inductor computes a cheap value anew in every kernel that reads it, forward and backward. A fold reads
-    shifted copies of an activation: each of them would compute the activation, and the norm before it, again.
+    shifted copies of an activation: each of them would compute the activation, and the norm before it, again. With GELU
+    a training step of E(ResNet-8 (32 px)) is 1.16 times as fast (128 to 512 channels, two threads of an AMD EPYC with
+    Zen 5).
 
     >>> x = torch.ones(2)
     >>> realize(x) is x
     True
     """
-    if not torch.compiler.is_compiling() or is_exporting():
+    if not torch.compiler.is_compiling() or is_exporting() or x.device.type != "cpu" or is_transformed():
         return x
     stored: Tensor = torch.ops.flopping.realize(x)
     return stored
@@ -42,7 +45,9 @@ def _copy(x: Tensor) -> Tensor:
 def _make_fake(x: Tensor) -> Tensor:
     if "torch._inductor.lowering" in sys.modules:  # the compiler asks for shapes before it lowers a graph
         _teach_inductor()
-    return torch.empty_like(x)
+    # Compiled code stores both in the same memory. As views of each other, they are not taken for temporary memory that
+    # the backward pass may overwrite, when x is an argument or a result.
+    return x.view_as(x)
 
 
 @cache

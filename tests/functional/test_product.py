@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from support.marks import needs_compiler
 from support.memory import kept_bytes
 from torch import Tensor, nn
 from torch.nn.utils import prune
@@ -21,9 +22,6 @@ from flopping.testing import relative_error
 OP = torch.ops.flopping.onednn_linear.default
 
 
-needs_compiler = pytest.mark.skipif(
-    not machine.find_compiler()[1], reason="torch.compile needs a C++ compiler, none found"
-)
 pytestmark = pytest.mark.skipif(not machine.has_onednn(), reason="this torch was built without oneDNN")
 
 

@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 import torch
+from support.marks import needs_compiler
 from torch import nn
 
 from flopping import Layout, flop, octic
 from flopping import nn as fnn
-from flopping.machine import find_compiler
 from flopping.testing import assert_equivariant, randomize_, relative_error
 from flopping.testing.cases import LAYERS, Case, cases
 
@@ -95,9 +95,6 @@ def test_built_on_the_meta_device(case: Case) -> None:
     twin, x, y = outputs(case)
     module.to_empty(device="cpu").load_state_dict(twin.state_dict())
     assert relative_error(module.eval()(x), y) == 0
-
-
-needs_compiler = pytest.mark.skipif(not find_compiler()[1], reason="torch.compile needs a C++ compiler, none found")
 
 
 @needs_compiler

@@ -7,15 +7,15 @@ from functools import cache, partial
 import pytest
 import timm
 import torch
+from support.marks import needs_compiler
 from torch._dynamo.utils import counters
 
 import flopping
 from flopping.functional import operation
-from flopping.machine import find_compiler, has_onednn
+from flopping.machine import has_onednn
 from flopping.models.blocks import find_blocks
 from flopping.testing import randomize_, relative_error
 
-needs_compiler = pytest.mark.skipif(not find_compiler()[1], reason="torch.compile needs a C++ compiler, none found")
 needs_onednn = pytest.mark.skipif(not has_onednn(), reason="this torch was built without oneDNN")
 
 

@@ -1,0 +1,102 @@
+"""Convolutions in compiled training: folded values are stored once, strides become channels."""
+
+import pytest
+import torch
+from support.marks import needs_compiler
+from torch._dynamo.testing import CompileCounter
+from torch._inductor.utils import run_and_get_code
+from torch.func import functional_call, grad
+
+from flopping import Group, Layout, flip, flipflop, flop, trivial
+from flopping import nn as fnn
+from flopping.functional.realize import realize
+from flopping.testing import relative_error
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by opcheck
+def test_the_operator() -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    # not "test_faketensor": for inductor, which stores both in one place, the result is a view; elsewhere it is a copy
+    kinds = ("test_schema", "test_autograd_registration", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.flopping.realize, (x,), test_utils=kinds)
+    assert realize(x) is x
+
+
+class Maps(torch.nn.Module):
+    """Two convolutions of one activation, which is returned, too."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.layout, self.act = layout, fnn.Activation(layout)
+        self.conv = fnn.Conv2d(layout, layout, 3, padding=1)
+        self.strided = fnn.Conv2d(layout, layout, 4, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        parts = self.layout.split(x)
+        seen = self.act(parts)
+        return [self.layout.merge(each) for each in (seen, self.conv(seen), self.strided(seen), self.conv(parts))]
+
+
+@needs_compiler
+@pytest.mark.parametrize("group", [flop, flipflop], ids=str)
+def test_inductor_stores_values_without_a_copy(group: Group) -> None:
+    """Oracle: the eager layers. Neither arguments nor results are overwritten in the backward pass."""
+    maps = Maps(Layout.regular(group, 8))
+    x = torch.randn(2, 8, 6, 8).requires_grad_()
+    given = x.detach().clone()
+
+    def differentiate(run: object) -> list[torch.Tensor]:
+        results = run(x)
+        before = [result.detach().clone() for result in results]
+        gradients = torch.autograd.grad(sum(result.sin().sum() for result in results), [x, *maps.parameters()])
+        assert all(torch.equal(result, kept) for result, kept in zip(results, before, strict=True))
+        return [*before, *gradients]
+
+    found, codes = run_and_get_code(differentiate, torch.compile(maps, fullgraph=True))
+    assert torch.equal(x, given)
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(found, differentiate(maps), strict=True))
+    assert len(codes) == 2
+    assert not any("flopping.realize" in code for code in codes)
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [(2, 0), (4, 1), (4, 0)])
+@pytest.mark.parametrize("group", [flop, flip, trivial], ids=str)
+def test_strides_in_compiled_training(group: Group, kernel: int, padding: int) -> None:
+    """Neighbouring rows become channels; oracle: the eager layer, whose convolution has a stride."""
+    layout = Layout.regular(group, 4)
+    layer = fnn.Conv2d(layout, layout * 2, kernel, 2, padding)
+    x = layout.random(2, 8, 10)
+    found = []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        y = layer.out_layout.merge(run(x))
+        found.append([y, *torch.autograd.grad(y.sin().sum(), [*layer.parameters()])])
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(*found, strict=True))
+
+
+def test_compiled_gradients_of_torch_func() -> None:
+    layout = Layout.regular(flop, 4)
+    layer, x = fnn.Conv2d(layout, layout, 3, padding=1), layout.random(2, 5, 7)
+
+    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return layout.merge(functional_call(layer, parameters, (x,))).sin().sum()
+
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    expected, found = grad(loss)(parameters), torch.compile(grad(loss), backend="aot_eager")(parameters)
+    assert all(relative_error(found[name], expected[name]) < 1e-5 for name in expected)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (4, 2, 1)])
+def test_one_graph_for_all_sizes(kernel: int, stride: int, padding: int) -> None:
+    """A size that changes becomes dynamic, and then no form of a convolution depends on it."""
+    layout = Layout.regular(flop, 4)
+    layer, graphs = fnn.Conv2d(layout, layout, kernel, stride, padding), CompileCounter()
+    compiled = torch.compile(layer, backend=graphs, fullgraph=True)
+    for size in (6, 8, 10, 12):
+        x = layout.random(2, size, size)
+        assert relative_error(layout.merge(compiled(x)), layout.merge(layer(x))) < 1e-5
+    assert graphs.frame_count == 2
