@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from flopping.features import is_exporting
-from flopping.functional.operation import is_transformed
 
 _NAME = "flopping::realize"
 
@@ -27,7 +26,7 @@ def realize(x: Tensor) -> Tensor:
     >>> realize(x) is x
     True
     """
-    if not torch.compiler.is_compiling() or is_exporting() or x.device.type != "cpu" or is_transformed():
+    if not torch.compiler.is_compiling() or is_exporting() or x.device.type != "cpu":
         return x
     stored: Tensor = torch.ops.flopping.realize(x)
     return stored
@@ -45,19 +44,34 @@ def _copy(x: Tensor) -> Tensor:
 def _make_fake(x: Tensor) -> Tensor:
     if "torch._inductor.lowering" in sys.modules:  # the compiler asks for shapes before it lowers a graph
         _teach_inductor()
-    # Compiled code stores both in the same memory. As views of each other, they are not taken for temporary memory that
-    # the backward pass may overwrite, when x is an argument or a result.
-    return x.view_as(x)
+    return torch.empty_like(x)
 
 
 @cache
 def _teach_inductor() -> None:
-    from torch._inductor.lowering import register_lowering
+    from torch._inductor.lowering import clone, register_lowering
+    from torch._inductor.virtualized import V
 
     @register_lowering(torch.ops.flopping.realize.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
     def lower(x: Any) -> Any:
+        # What is saved for the backward pass may be overwritten there, but arguments and results of the graph may not.
+        if not V.graph.is_inference and _is_seen_outside(V.graph.current_node):
+            x = clone(x)
         x.realize()
         return x
+
+
+def _is_seen_outside(node: torch.fx.Node) -> bool:
+    """Whether the argument of a node lies in the memory of an argument or a result of its graph."""
+    outside = [each for each in node.graph.nodes if each.op == "placeholder"]
+    outside += node.graph.output_node().all_input_nodes
+    storages = {_storage_of(each) for each in outside}
+    return _storage_of(node.all_input_nodes[0]) in storages
+
+
+def _storage_of(node: torch.fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
 
 
 def _pass_gradient(ctx: Any, gradient: Tensor) -> Tensor:

@@ -156,8 +156,8 @@ RESNETS = {
     "test": ((1, 2, 1, 1), True),  # a hand-off within a stage
 }
 # for images of 32 x 32 pixels, without bottlenecks; name: depths, widths, width of the stem
-SMALL_RESNET_ARGS = {"stem_type": "half", "stride_kernel": 2, "zero_init_last": False}
-SMALL_RESNETS = {"8": ((1, 1, 1), (64, 128, 256), 64)}
+SMALL_RESNET_ARGS = {"stem_type": "half", "stride_kernel": 2, "zero_init_last": False, "act_layer": "gelu"}
+SMALL_RESNETS = {"8": ((1, 1, 1), (64, 160, 320), 64)}
 
 BASELINES = {
     "ViT-S": "deit3_small_patch16_224",
