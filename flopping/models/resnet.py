@@ -114,16 +114,16 @@ class ResNet(Backbone):
 
     `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
     taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3),
-    "pool" (one 3 x 3 without stride, then pooling), "half" (one convolution with a stride of 2, no pooling) or "small"
-    (one 3 x 3 without stride and no pooling), the last three for small images. `avg_down` puts a mean before the
-    convolution of a shortcut with a stride: over 2 x 2 places in an ordinary network, as in timm, and over 3 x 3 in
-    others, whose sizes are odd. With an even `stride_kernel` these shortcuts always have a mean over 2 x 2 places, and
-    `avg_down` is refused. `handoffs` counts blocks through all stages; other arguments as for `VisionTransformer`.
+    "half" (one convolution with a stride of 2, no pooling) or "small" (one 3 x 3 without stride and no pooling), the
+    last two for small images. `avg_down` puts a mean before the convolution of a shortcut with a stride: over 2 x 2
+    places in an ordinary network, as in timm, and over 3 x 3 in others, whose sizes are odd. With an even
+    `stride_kernel` these shortcuts always have a mean over 2 x 2 places, and `avg_down` is refused. `handoffs` counts
+    blocks through all stages; other arguments as for `VisionTransformer`.
 
     Kernels are odd and strides are 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225 pixels,
     which become 113, 57, 29, 15 and 8 places. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4
     in place of 3 shortcuts have means over 2 x 2 places, and mirrored axes are multiples of all strides; the stem is
-    "pool", over 2 x 2 places, "half", with a kernel of 4, or "small".
+    "half", with a kernel of 4, or "small".
 
     >>> model = ResNet(depths=(1, 1), widths=(8, 16), stem_width=8, num_classes=10).eval()
     >>> x = torch.randn(2, 3, 33, 49)
@@ -145,7 +145,7 @@ class ResNet(Backbone):
         depths: Sequence[int] = (3, 4, 6, 3),
         widths: Sequence[int] = (64, 128, 256, 512),
         bottleneck: bool = True,
-        stem_type: Literal["", "deep", "pool", "half", "small"] = "",
+        stem_type: Literal["", "deep", "half", "small"] = "",
         stem_width: int = 64,
         stride_kernel: Literal[2, 3, 4] = 3,
         avg_down: bool = False,
@@ -163,14 +163,15 @@ class ResNet(Backbone):
         super().__init__(num_classes, in_chans, drop_rate, global_pool)
         if len(depths) != len(widths) or not depths or min(depths) < 1:
             raise ValueError(f"every stage has a depth and a width, got depths={depths}, widths={widths}")
-        if stem_type not in ("", "deep", "pool", "half", "small"):
-            raise ValueError(f"stem_type is '', 'deep', 'pool', 'half' or 'small', got {stem_type!r}")
+        if stem_type not in ("", "deep", "half", "small"):
+            raise ValueError(f"stem_type is '', 'deep', 'half' or 'small', got {stem_type!r}")
         if stride_kernel not in (2, 3, 4) or (stride_kernel != 3 and stem_type in ("", "deep")):
             raise ValueError(
-                "stride_kernel is 3, or 2 or 4 with stem_type='pool', 'half' or 'small',"
+                "stride_kernel is 3, or 2 or 4 with stem_type='half' or 'small',"
                 f" got stride_kernel={stride_kernel!r}, stem_type={stem_type!r}"
             )
         even_sizes = stride_kernel != 3
+        self.has_small_stem = stem_type in ("half", "small")
         if avg_down and even_sizes:
             raise ValueError(
                 f"with stride_kernel={stride_kernel} every shortcut with a stride begins with a mean over 2 x 2 places:"
@@ -192,15 +193,14 @@ class ResNet(Backbone):
             half = schedule.first.layout(stem_width // 2)
             self.conv1: nn.Module = self._deep_stem(layout, half, norm_eps, function, device, dtype)
         else:
-            size, step = {"": (7, 2), "half": (4 if even_sizes else 3, 2)}.get(stem_type, (3, 1))
+            size, step = {"": (7, 2), "half": (4 if even_sizes else 3, 2), "small": (3, 1)}[stem_type]
             self.conv1 = _make_conv(in_chans, layout, size, step, device, dtype)
         self.bn1 = BatchNorm(layout, norm_eps, device=device, dtype=dtype)
         self.act1 = Activation(layout, function)
-        pooled = stem_type in ("", "deep", "pool")
-        start = {"small": 1, "half": 2, "pool": 2}.get(stem_type, 4)
+        pooled = stem_type in ("", "deep")
+        start = 4 if pooled else 2 if stem_type == "half" else 1
         # activation and pooling in one, which changes the basis once
-        window = (2, 2) if even_sizes else (3, 2, 1)
-        self.maxpool = MaxPool2d(layout, *window, function=function) if pooled else Activation(layout, function)
+        self.maxpool = MaxPool2d(layout, 3, 2, 1, function) if pooled else Activation(layout, function)
         strides = [(start, True)]  # of each layer, and whether it follows the group
         self.layouts = [layout]
         self.stage_count = len(depths)
@@ -237,7 +237,7 @@ class ResNet(Backbone):
         self.reduction = prod(stride for stride, _ in strides)
         self.mirrored_reduction = prod(stride for stride, mirrored in strides if mirrored)
         self.even_sizes, self.pools_pairs = even_sizes, shortcut_pool == 2
-        reductions = [start // 2 if pooled else start, *(start * 2**stage for stage in range(len(depths)))]
+        reductions = [2 if pooled else start, *(start * 2**stage for stage in range(len(depths)))]
         self.feature_info = [
             {"module": f"layer{i}" if i else "act1", "num_chs": layout.dim, "reduction": reduction}
             for i, (layout, reduction) in enumerate(zip(self.layouts, reductions, strict=True))
@@ -318,15 +318,17 @@ class ResNet(Backbone):
         for axis in mirrored_axes(self.first_group):
             if (size[axis] - offset) % step:
                 low = max((size[axis] - offset) // step, 1) * step + offset
-                even = "even kernels (stem_type='half', stride_kernel=4), or group='trivial'"
+                stem = "" if self.has_small_stem else "stem_type='half', "
+                even = f"even kernels ({stem}stride_kernel=4), or group='trivial'"
                 raise ValueError(
                     f"ResNet: a {AXES[axis]} of {size[axis]} pixels: strides are equivariant to {self.first_group} for"
                     f" a multiple of {step}{' plus 1' * offset}, e.g. {low} or {low + step}; other sizes need"
                     f" {'stride_kernel=3' if self.even_sizes else even}"
                 )
         if self.pools_pairs and any(n % total for n in size):
+            near = tuple(max(round(n / total), 1) * total for n in size)
             raise ValueError(
-                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, got {size}"
+                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, e.g. {near}, got {size}"
             )
 
     def finish(self, x: Feature) -> Tensor:

@@ -265,7 +265,7 @@ ENTRIES = (
     *_cross(ConvNeXt, "convnext", _isotropic(), (E, FLIPFLOP, OCTIC, ORDINARY)),
     *_cross(ConvNeXt, "convnext", _hierarchical(), (E, OCTIC)),
     *_cross(ResNet, "resnet", _resnets(), (*EHI, OCTIC)),
-    *_cross(ResNet, "resnet", _resnets("d"), (E,)),
+    *_cross(ResNet, "resnet", _resnets("d"), EHI),
     *_cross(ResNet, "resnet", _small_resnets(), (E, ORDINARY)),
 )
 """Every model that we register."""
