@@ -62,7 +62,7 @@ this package; the images that they were learned from are not part of it.
 
 
 def describe_version(folder: Path) -> str:
-    """The commit of the source that the folder lies in, and whether it has changes."""
+    """The commit of the source that the folder lies in; with uncommitted changes there is none to name."""
     found = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"],
         cwd=folder,
@@ -72,7 +72,10 @@ def describe_version(folder: Path) -> str:
     )
     if found.returncode:
         raise UsageError(f"{str(folder)!r} is in no git repository, and the card names the commit of the source")
-    return found.stdout.strip()
+    version = found.stdout.strip()
+    if version.endswith("-dirty"):
+        raise UsageError(f"{str(folder)!r} has uncommitted changes, and the card names the commit: commit them first")
+    return version
 
 
 def result_of(run: Path) -> dict[str, Any]:

@@ -328,7 +328,8 @@ class ResNet(Backbone):
         if self.pools_pairs and any(n % total for n in size):
             near = tuple(max(round(n / total), 1) * total for n in size)
             raise ValueError(
-                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, e.g. {near}, got {size}"
+                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, e.g. {near},"
+                f" got {size}"
             )
 
     def finish(self, x: Feature) -> Tensor:

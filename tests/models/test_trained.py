@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +45,25 @@ def packed(run: Path, tool: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(zoo, "TRAINED", tmp_path / "trained")
     folder: Path = tool.pack(run, tmp_path / "trained", "abc123")
     return folder
+
+
+def test_the_card_names_a_commit(tool: ModuleType, tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        author = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *author, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    with pytest.raises(UsageError, match="is in no git repository"):
+        tool.describe_version(tmp_path)
+    git("init", "-q")
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("commit", "-qm", "first")
+    assert tool.describe_version(tmp_path) == git("rev-parse", "--short=12", "HEAD")
+    (tmp_path / "file").write_text("b")
+    with pytest.raises(UsageError, match="has uncommitted changes"):
+        tool.describe_version(tmp_path)
 
 
 def test_the_run_began_with_a_whitened_stem(run: Path) -> None:
