@@ -52,7 +52,7 @@ def _teach_inductor() -> None:
     from torch._inductor.lowering import clone, register_lowering
     from torch._inductor.virtualized import V
 
-    @register_lowering(torch.ops.flopping.realize.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    @register_lowering(torch.ops.flopping.realize.default, type_promotion_kind=None)
     def lower(x: Any) -> Any:
         # What is saved for the backward pass may be overwritten there, but arguments and results of the graph may not.
         if not V.graph.is_inference and _is_seen_outside(V.graph.current_node):
