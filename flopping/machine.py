@@ -130,7 +130,7 @@ def onednn_is_faster() -> bool:
 def has_wide_avx512() -> bool:
     """Whether this is a CPU of AMD with Zen 5, which computes 512 bits at once; Zen 4 takes two steps for them.
 
-    Zen 5 in notebooks takes two steps, too. It counts as wide here, because that was not measured.
+    Zen 5 in notebooks takes two steps, too. It was not measured, and counts as wide.
     """
     family = _read_field("/proc/cpuinfo", "cpu family")
     return _read_field("/proc/cpuinfo", "vendor_id") == "AuthenticAMD" and family.isdigit() and int(family) >= 26

@@ -30,7 +30,9 @@ def tune_cpu() -> None:
 
 
 def use_onednn(enable: bool = True) -> None:
-    """Let oneDNN multiply by all matrices of `flopping.nn.Linear` and `flopping.nn.Conv2d`, in float32 on a CPU.
+    """Let oneDNN multiply by all matrices of `flopping.nn.Linear`, in float32 on a CPU.
+
+    Also by those of `flopping.nn.Conv2d`, where the filter that is left after folding is 1 x 1.
 
     By default torch multiplies, on x86 by MKL. The switch holds for the process. Exported networks contain torch's
     products, and so do matrices with hooks and what `torch.func` transforms. The compiler's freezing and autotuning do
@@ -50,10 +52,10 @@ def is_for_onednn(x: Tensor, matrix: nn.Linear) -> bool:
     """
     # pruning, for one, computes the weight in a hook; other libraries replace `forward`
     hooks = matrix._forward_pre_hooks, matrix._forward_hooks, matrix._backward_pre_hooks, matrix._backward_hooks
-    return _enabled and not any(hooks) and "forward" not in vars(matrix) and _suit_onednn(x, matrix.weight)
+    return _enabled and not any(hooks) and "forward" not in vars(matrix) and _can_use_onednn(x, matrix.weight)
 
 
-def _suit_onednn(x: Tensor, weight: Tensor) -> bool:
+def _can_use_onednn(x: Tensor, weight: Tensor) -> bool:
     if not _enabled or is_symbolic(x) or is_exporting():
         return False
     if not torch.compiler.is_compiling() and is_transformed():
@@ -65,7 +67,7 @@ def _suit_onednn(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, by oneDNN if the switch is on and it can."""
-    return onednn_linear(x, weight, bias) if _suit_onednn(x, weight) else nn.functional.linear(x, weight, bias)
+    return onednn_linear(x, weight, bias) if _can_use_onednn(x, weight) else nn.functional.linear(x, weight, bias)
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -15,7 +15,8 @@ _NAME = "flopping::realize"
 
 
 def realize(x: Tensor) -> Tensor:
-    """The same tensor. In code that inductor compiles for a CPU, it is computed once and stored.
+    """The same tensor. In code that inductor compiles for a CPU, it is computed once and stored, in training as a copy
+    where it is an argument or a result of that code.
 
     By default inductor computes a cheap value anew in every kernel that reads it, forward and backward. A fold reads
     shifted copies of an activation: each of them would compute the activation, and the norm before it, again. With GELU
@@ -40,6 +41,11 @@ def _copy(x: Tensor) -> Tensor:
     return x.clone()  # for compilers other than inductor: a result that is an argument is not allowed
 
 
+@torch.library.register_vmap(_NAME)  # type: ignore[untyped-decorator]
+def _batch(info: Any, dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+    return torch.ops.flopping.realize(x), dims[0]
+
+
 @torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
 def _make_fake(x: Tensor) -> Tensor:
     if "torch._inductor.lowering" in sys.modules:  # the compiler asks for shapes before it lowers a graph
@@ -54,24 +60,31 @@ def _teach_inductor() -> None:
 
     @register_lowering(torch.ops.flopping.realize.default, type_promotion_kind=None)
     def lower(x: Any) -> Any:
-        # What is saved for the backward pass may be overwritten there, but arguments and results of the graph may not.
-        if not V.graph.is_inference and _is_seen_outside(V.graph.current_node):
+        if not V.graph.is_inference and _needs_memory_of_its_own(V.graph.current_node):
             x = clone(x)
         x.realize()
         return x
 
 
-def _is_seen_outside(node: torch.fx.Node) -> bool:
-    """Whether the argument of a node lies in the memory of an argument or a result of its graph."""
-    outside = [each for each in node.graph.nodes if each.op == "placeholder"]
-    outside += node.graph.output_node().all_input_nodes
-    storages = {_storage_of(each) for each in outside}
-    return _storage_of(node.all_input_nodes[0]) in storages
+def _needs_memory_of_its_own(node: torch.fx.Node) -> bool:
+    """Whether the value is saved for the backward pass, and lies in memory that somebody else may read after it.
+
+    Backward code may overwrite saved tensors. So they share no memory with arguments or results of the forward graph,
+    or with each other.
+    """
+    results = node.graph.output_node().all_input_nodes
+    if _storage_of(node) not in {_storage_of(each) for each in results}:
+        return False
+    nodes = node.graph.nodes
+    others = [each.all_input_nodes[0] for each in nodes if each.target is node.target and each is not node]
+    arguments = [each for each in nodes if each.op == "placeholder"]
+    return _storage_of(node.all_input_nodes[0]) in {_storage_of(each) for each in (*arguments, *results, *others)}
 
 
 def _storage_of(node: torch.fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+    from torch._inductor.fx_utils import get_node_storage
+
+    return get_node_storage(node)
 
 
 def _pass_gradient(ctx: Any, gradient: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ class ResNet(Backbone):
                 f" got stride_kernel={stride_kernel!r}, stem_type={stem_type!r}"
             )
         even_sizes = stride_kernel != 3
-        self.has_small_stem = stem_type in ("half", "small")
+        self.has_small_stem, self.avg_down = stem_type in ("half", "small"), avg_down
         if avg_down and even_sizes:
             raise ValueError(
                 f"with stride_kernel={stride_kernel} every shortcut with a stride begins with a mean over 2 x 2 places:"
@@ -319,7 +319,7 @@ class ResNet(Backbone):
             if (size[axis] - offset) % step:
                 low = max((size[axis] - offset) // step, 1) * step + offset
                 stem = "" if self.has_small_stem else "stem_type='half', "
-                even = f"even kernels ({stem}stride_kernel=4), or group='trivial'"
+                even = f"even kernels ({stem}stride_kernel=4{', avg_down=False' * self.avg_down}), or group='trivial'"
                 raise ValueError(
                     f"ResNet: a {AXES[axis]} of {size[axis]} pixels: strides are equivariant to {self.first_group} for"
                     f" a multiple of {step}{' plus 1' * offset}, e.g. {low} or {low + step}; other sizes need"
