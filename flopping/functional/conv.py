@@ -32,9 +32,10 @@ from flopping.machine import has_onednn
 LARGEST_ROW_MAP = 16
 """In training, the largest width of a map that is convolved as one row.
 
-On two threads of an AMD EPYC with Zen 5, a training step of compiled 3 x 3 layers is 1.11 times as fast with one row for
-512 channels at 7 x 7 places, 1.08 for 256 at 14 x 14, 1.05 for 64 at 16 x 16 and 1.01 for 128 at 28 x 28. It is 0.78 for
-64 at 32 x 32, 0.82 for 64 at 56 x 56 and 0.68 for 32 at 32 x 32. Without gradients it is 1.02 to 1.09 for all of them.
+With one row, a training step of compiled 3 x 3 layers is 1.11 times as fast for 512 channels at 7 x 7 places, 1.08 for
+256 at 14 x 14, 1.05 for 64 at 16 x 16 and 1.01 for 128 at 28 x 28. It is 0.78 for 64 at 32 x 32, 0.82 for 64 at 56 x 56
+and 0.68 for 32 at 32 x 32. Without gradients it is 1.02 to 1.09 for all. (Two threads of an AMD EPYC with Zen 5, batch
+8.)
 """
 _HAS_ONEDNN = has_onednn()  # compilers can't follow the call
 
