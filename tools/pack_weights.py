@@ -117,7 +117,7 @@ def write_card(run: Path, folder: Path, version: str) -> str:
         parameters=sum(p.numel() for p in model.parameters()),
         size=entry.img_size,
         classes=config["num_classes"],
-        data=job.fingerprint,
+        data=f"{Path(job.data).name}: {job.fingerprint}",
         top1=result["top1"],
         moved="\n".join(rows),
         changed=result["changed"],
