@@ -60,6 +60,22 @@ def test_values_and_gradients_are_those_of_torch(shape, wide_avx512, monkeypatch
     torch.library.opcheck(OP, strided)
 
 
+@pytest.mark.parametrize(("wide_avx512", "products"), [(False, 1), (True, 2)], ids=["MKL", "oneDNN"])
+def test_which_gradients_onednn_computes(wide_avx512: bool, products: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the input always, that of the matrix on wide CPUs."""
+    found: list[int] = []
+
+    def multiply(*operands: Tensor) -> Tensor:
+        found.append(len(operands))
+        return functional.onednn_linear(*operands)
+
+    monkeypatch.setattr(product, "has_wide_avx512", lambda: wide_avx512)
+    monkeypatch.setattr(product, "onednn_linear", multiply)
+    x, weight, _ = inputs(7, 4)
+    functional.onednn_linear(x, weight).sum().backward()
+    assert len(found) == products
+
+
 def test_networks_run_it_eagerly_and_compiled() -> None:
     model, x = timm.create_model("deit3_flop_test_patch16_64").eval(), torch.randn(5, 3, 64, 64)
     graphs: list[torch.fx.GraphModule] = []
