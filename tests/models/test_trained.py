@@ -16,6 +16,7 @@ from timm.data import resolve_model_data_config
 from flopping.data.datasets import open_dataset
 from flopping.errors import UsageError
 from flopping.models import zoo
+from flopping.testing import assert_equivariant
 from flopping.training.networks import find_checkpoint, read_initial_weights
 from flopping.training.preprocessing import whiten_stem
 from flopping.training.recipe import load as load_recipe
@@ -122,8 +123,23 @@ def test_without_weights_nothing_is_promised(tmp_path: Path, monkeypatch: pytest
     assert "file" not in zoo._default_cfg(zoo.ZOO[NAME])
     with pytest.raises(UsageError, match=NAME):
         find_checkpoint(Path(NAME))
-    with pytest.raises(UsageError, match=NAME):
-        read_initial_weights(NAME)
+    with pytest.raises(UsageError, match="resnet_flop_test"):
+        read_initial_weights("resnet_flop_test")
+
+
+def test_the_weights_of_the_package() -> None:
+    """All folders are of registered networks, within the limit, and as equivariant as their card says."""
+    found = {path.parent.name: path for path in zoo.TRAINED.glob("*/model.safetensors")}
+    assert NAME in found
+    assert sum(path.stat().st_size for path in found.values()) < 4 * 10**6
+    for name in found:
+        model = timm.create_model(name, pretrained=True).eval()
+        x = torch.rand(4, *model.default_cfg["input_size"])
+        assert_equivariant(model, x)
+        assert (
+            "| predictions of test images that change when they are moved | 0 |"
+            in (found[name].parent / "README.md").read_text()
+        )
 
 
 def test_what_is_not_packed(run: Path, tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
