@@ -16,8 +16,8 @@ from flopping.cost import overview
 from flopping.cost.overview import count_network, match_names, network_row, stored_figures
 from flopping.functional.grid import Fold
 from flopping.models import ZOO, paper_names, registered_name
-from flopping.models.zoo import trained_folder
 from flopping.models.paper import published, results
+from flopping.models.zoo import trained_folder
 from flopping_cli import app
 
 runner = CliRunner()
