@@ -266,9 +266,9 @@ def layers(
     from flopping.machine import keep_freed_memory
 
     torch.set_num_threads(threads)
-    keep_freed_memory()  # without oneDNN: ordinary layers multiply by MKL, too
+    keep_freed_memory()
     with Progress(console=progress_console(quiet), transient=True) as bar:
-        task = bar.add_task(", then ".join(MODES), total=len(MODES) * repeats)
+        task = bar.add_task(", then ".join(MODES), total=(len(MODES) + 1) * repeats)  # two kinds of compiled layers
         results = list(bench_layers(only or (), repeats, progress=lambda: bar.advance(task)))
     if json:
         print_json({**asdict(r), "met": r.met} for r in results)

@@ -9,10 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, auto_augment, create_transform
-from timm.data.transforms import MaybePILToTensor
+from timm.data.transforms import MaybePILToTensor, MaybeToTensor
 from torch import Tensor
 
 from flopping.data.decode import mode_of
@@ -28,7 +29,7 @@ _PILLOW = {
     "antitranspose": Image.Transpose.TRANSVERSE,
 }
 """Pillow's names of the symmetries."""
-Transformed = Image.Image | Tensor
+Transformed = Image.Image | npt.NDArray[np.uint8] | Tensor
 Transform = Callable[[Image.Image], Transformed]
 
 
@@ -80,8 +81,12 @@ def create_training_transform(
         re_mode="pixel",
         normalize=erase > 0,
     )
+    steps = transform.transforms
+    if crop_scale == 1:
+        steps[0] = UnlessOfSize(img_size, steps[0])
     if translate:
-        transform.transforms.insert(1, RandomTranslation(translate))  # after the crop, which gives the size
+        place = next(i for i, step in enumerate(steps) if isinstance(step, (MaybePILToTensor, MaybeToTensor)))
+        steps.insert(place, RandomTranslation(translate))
     if symmetry.order > 1:
         transform.transforms.insert(0, RandomSymmetry(symmetry))
     return _without_tensors(replace_posterize(transform))
@@ -124,25 +129,41 @@ class RandomSymmetry:
         return move_image(image, random.choice(self.elements))
 
 
+class UnlessOfSize:
+    """A transform of images, but for square ones of this size, which stay as they are.
+
+    >>> crop = UnlessOfSize(2, lambda image: image.crop((0, 0, 2, 2)))
+    >>> images = [Image.new("L", size) for size in ((2, 2), (4, 3))]
+    >>> [crop(image).size for image in images], crop(images[0]) is images[0]
+    ([(2, 2), (2, 2)], True)
+    """
+
+    def __init__(self, size: int, transform: Transform) -> None:
+        self.size, self.transform = (size, size), transform
+
+    def __call__(self, image: Image.Image) -> Transformed:
+        return image if image.size == self.size else self.transform(image)
+
+
 class RandomTranslation:
-    """Move an image by up to so many pixels along each axis, filled by reflection padding.
+    """Move an image by up to so many pixels along each axis, filled by reflection padding. Gives its pixels.
 
     >>> image = Image.fromarray(np.arange(4, dtype=np.uint8).reshape(1, 4))
-    >>> [np.asarray(RandomTranslation.move(image, 0, right)).tolist() for right in (2, -1)]
+    >>> [RandomTranslation.move(image, 0, right).tolist() for right in (2, -1)]
     [[[2, 1, 0, 1]], [[1, 2, 3, 2]]]
     """
 
     def __init__(self, pixels: int) -> None:
         self.pixels = pixels
 
-    def __call__(self, image: Image.Image) -> Image.Image:
+    def __call__(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         return self.move(image, *(random.randint(-self.pixels, self.pixels) for _ in range(2)))
 
     @staticmethod
-    def move(image: Image.Image, down: int, right: int) -> Image.Image:
+    def move(image: Image.Image, down: int, right: int) -> npt.NDArray[np.uint8]:
         values = np.asarray(image)
         rows, columns = (_reflected(size, by) for size, by in zip(values.shape, (down, right), strict=False))
-        return Image.fromarray(values[rows[:, None], columns])
+        return values[rows[:, None], columns]
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -44,6 +46,17 @@ def use_onednn(enable: bool = True) -> None:
     _enabled = enable
 
 
+@contextmanager
+def products_by_onednn(enable: bool) -> Iterator[None]:
+    """A context in which the switch of `use_onednn` is on or off."""
+    before = _enabled
+    use_onednn(enable)
+    try:
+        yield
+    finally:
+        use_onednn(before)
+
+
 def is_for_onednn(x: Tensor, matrix: nn.Linear) -> bool:
     """Whether oneDNN multiplies these: the switch is on, and both are plain float32 tensors on the CPU.
 
@@ -52,10 +65,11 @@ def is_for_onednn(x: Tensor, matrix: nn.Linear) -> bool:
     """
     # pruning, for one, computes the weight in a hook; other libraries replace `forward`
     hooks = matrix._forward_pre_hooks, matrix._forward_hooks, matrix._backward_pre_hooks, matrix._backward_hooks
-    return _enabled and not any(hooks) and "forward" not in vars(matrix) and _can_use_onednn(x, matrix.weight)
+    return _enabled and not any(hooks) and "forward" not in vars(matrix) and can_use_onednn(x, matrix.weight)
 
 
-def _can_use_onednn(x: Tensor, weight: Tensor) -> bool:
+def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN multiplies by a tensor of weights, which is no module's."""
     if not _enabled or is_symbolic(x) or is_exporting():
         return False
     if not torch.compiler.is_compiling() and is_transformed():
@@ -67,7 +81,7 @@ def _can_use_onednn(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, by oneDNN if the switch is on and it can."""
-    return onednn_linear(x, weight, bias) if _can_use_onednn(x, weight) else nn.functional.linear(x, weight, bias)
+    return onednn_linear(x, weight, bias) if can_use_onednn(x, weight) else nn.functional.linear(x, weight, bias)
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from timm.layers.mlp import Mlp
@@ -16,7 +17,9 @@ from flopping.cost.timing import Timing, interleave
 from flopping.errors import UsageError
 from flopping.features import Feature, Layout
 from flopping.functional.operation import allow_graphs
+from flopping.functional.product import products_by_onednn
 from flopping.groups import flop
+from flopping.machine import onednn_is_faster
 
 BATCH, WIDTH, IMAGE, PATCH = 8, 768, 224, 16
 TOKENS = (IMAGE // PATCH) ** 2 + 1  # with a class token: 8 x 197 = 1576 rows
@@ -89,12 +92,8 @@ class Result:
         return None if self.goal is None else self.speedup >= self.goal
 
 
-def pairs() -> list[Pair]:
-    """The layers of a ViT, every head with 64 channels; and convolutions of ResNets."""
-    return [*transformer_pairs(), *convolution_pairs()]
-
-
 def transformer_pairs() -> list[Pair]:
+    """The layers of a ViT, every head with 64 channels."""
     layout = Layout.regular(flop, WIDTH)
     hidden = layout * 4
 
@@ -139,21 +138,31 @@ def convolution_pairs() -> list[Pair]:
 def bench_layers(
     only: Sequence[str] = (), repeats: int = 50, progress: Callable[[], object] = lambda: None
 ) -> Iterator[Result]:
-    """Time every pair, or only those whose names begin so; all layers of one mode interleaved in one run."""
-    table = pairs()
-    chosen = [pair for pair in table if not only or any(pair.name.lower().startswith(name.lower()) for name in only)]
-    if not chosen:
-        raise UsageError(f"no layer is called {', '.join(only)}; there are {', '.join(pair.name for pair in table)}")
-    allow_graphs(16 * len(table))
-    for mode in MODES:
-        functions: dict[str, Callable[[], object]] = {}
-        for pair in (pair for pair in chosen if mode in pair.modes):
-            for number, case in enumerate(pair.ordinary):
-                functions[f"{pair.name} {number}"] = case.prepare(mode)
-            functions[pair.name] = pair.equivariant.prepare(mode)
-        timings = interleave(functions, repeats, progress=lambda _: progress())
-        for pair in (pair for pair in chosen if mode in pair.modes):
+    """Time every pair, or only those whose names begin so; all layers of one kind and mode interleaved in one run."""
+    tables = [transformer_pairs(), convolution_pairs()]
+    names = [pair.name for table in tables for pair in table]
+    chosen = [
+        [pair for pair in table if not only or any(pair.name.lower().startswith(name.lower()) for name in only)]
+        for table in tables
+    ]
+    if not any(chosen):
+        raise UsageError(f"no layer is called {', '.join(only)}; there are {', '.join(names)}")
+    allow_graphs(16 * len(names))
+    for mode, (found, multiplies) in product(MODES, zip(chosen, (False, onednn_is_faster()), strict=True)):
+        pairs = [pair for pair in found if mode in pair.modes]
+        with products_by_onednn(multiplies):  # which computes ordinary convolutions; MKL multiplies ordinary layers
+            timings = _time(pairs, mode, repeats, progress)
+        for pair in pairs:
             yield _compare(pair, mode, timings)
+
+
+def _time(pairs: Sequence[Pair], mode: str, repeats: int, progress: Callable[[], object]) -> dict[str, Timing]:
+    functions: dict[str, Callable[[], object]] = {}
+    for pair in pairs:
+        for number, case in enumerate(pair.ordinary):
+            functions[f"{pair.name} {number}"] = case.prepare(mode)
+        functions[pair.name] = pair.equivariant.prepare(mode)
+    return interleave(functions, repeats, progress=lambda _: progress()) if pairs else {}
 
 
 def _compare(pair: Pair, mode: str, timings: dict[str, Timing]) -> Result:
