@@ -315,16 +315,16 @@ def _convolve(x: Tensor, filters: Tensor, bias: Tensor | None, plan: ConvPlan) -
     """The convolution that is left. On a CPU it takes the form that oneDNN computes fastest."""
     (stride, padding, dilation), kernel = _remaining_window(plan), plan.rest
     has_fixed_size = plan.is_sliced(1) and _has_fixed_size_for_onednn(x)
-    if has_fixed_size and torch.compiler.is_compiling() and plan.groups == 1 and stride[0] > 1 and dilation[0] == 1:
-        step = stride[0]
-        if kernel[0] % step == 0 and (x.shape[1] + 2 * padding[0]) % step == 0:
-            x, filters = _fold_stride(x, filters, step, padding[0])
-            kernel, stride, padding = (kernel[0] // step, 1), (1, 1), (0, 0)
+    is_compiled = has_fixed_size and plan.groups == 1 and torch.compiler.is_compiling()
+    step, fits = stride[0], dilation[0] == 1 and kernel[0] % stride[0] == 0
+    if is_compiled and step > 1 and fits and (x.shape[1] + 2 * padding[0]) % step == 0:
+        x, filters = _fold_stride(x, filters, step, padding[0])
+        kernel, stride, padding = (kernel[0] // step, 1), (1, 1), (0, 0)
     if plan.groups == 1 and kernel == (1, 1) and (stride, padding) == ((1, 1), (0, 0)):
         return linear(x, filters.flatten(1), bias)
-    if has_fixed_size and torch.compiler.is_compiling() and plan.groups == 1 and stride == (1, 1):
-        if x.shape[1] * x.shape[2] <= LARGEST_PRODUCT_MAP and can_use_onednn(x, filters):
-            return _multiply_rows(x, filters, bias, padding[0], dilation[0])
+    is_small = is_compiled and stride == (1, 1) and x.shape[1] * x.shape[2] <= LARGEST_PRODUCT_MAP
+    if is_small and can_use_onednn(x, filters):
+        return _multiply_rows(x, filters, bias, padding[0], dilation[0])
     if has_fixed_size and stride == (1, 1) and (x.shape[2] <= LARGEST_ROW_MAP or not torch.is_grad_enabled()):
         # as one row of H W places, with W between taps
         width, x, filters = x.shape[2], x.flatten(1, 2).unsqueeze(1), filters.transpose(2, 3)

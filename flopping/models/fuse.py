@@ -76,7 +76,7 @@ def fuse(model: M) -> M:
             _fold_norm(layer, "norm2", layer.mlp_channels.fc1)
             _fold_scale(layer, "ls2", layer.mlp_channels.fc2, layer.mlp_channels.shift2)
         elif isinstance(layer, ResidualBlock):
-            for i in range(1, layer.count + 1):
+            for i in range(1 if layer.pool is None else 2, layer.count + 1):  # a maximum does not commute with a norm
                 _fold_batch_norm(layer, f"conv{i}", f"bn{i}")
         elif isinstance(layer, ResNet):
             _fold_batch_norm(layer, "conv1", "bn1")

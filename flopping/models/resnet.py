@@ -40,8 +40,9 @@ class ResidualBlock(Module):
     A batch norm follows every convolution, and activations stand between them. The convolution with a stride has a
     kernel of `stride_kernel`: 3 for odd sizes, 2 or 4 for even ones. Where stride or width change, the shortcut is a
     1 x 1 convolution. With a stride and `shortcut_pool`, a mean over `shortcut_pool` x `shortcut_pool` places comes
-    before it and has the stride. With `invariant_only`, for a block before an invariant hand-off, the result has the
-    trivial irrep only.
+    before it and has the stride. A `stride_kernel` of "max" stands for a 3 x 3 convolution without a stride and the
+    maximum of every 2 x 2 places; the shortcut then begins after the activation that follows. With `invariant_only`,
+    for a block before an invariant hand-off, the result has the trivial irrep only.
 
     >>> layout = Layout.regular("flop", 8)
     >>> block = ResidualBlock(layout, layout, layout * 2, stride=2, bottleneck=True)
@@ -59,7 +60,7 @@ class ResidualBlock(Module):
         out: Layout,
         *,
         stride: int = 1,
-        stride_kernel: int = 3,
+        stride_kernel: Literal[2, 3, 4, "max"] = 3,
         bottleneck: bool = False,
         shortcut_pool: int | None = None,
         drop_path: float = 0.0,
@@ -76,13 +77,18 @@ class ResidualBlock(Module):
         if bottleneck:
             convs = [(in_layout, width, 1, 1), (width, width, kernel, stride), (width, out, 1, 1)]
         self.count, self.branch_layout = len(convs), out
+        self.pool: MaxPool2d | None = None
+        if stride > 1 and stride_kernel == "max":
+            if bottleneck:
+                raise ValueError("stride_kernel='max' is for blocks of two convolutions: set bottleneck=False")
+            self.pool, convs[0] = MaxPool2d(width, stride), (in_layout, width, 3, 1)
         for i, (before, after, size, conv_stride) in enumerate(convs, 1):
             self.add_module(f"conv{i}", _make_conv(before, after, size, conv_stride, device, dtype))
             self.add_module(f"bn{i}", BatchNorm(after, eps, device=device, dtype=dtype))
             self.add_module(f"act{i}", Activation(after, function))
         self.drop_path = DropPath(out, drop_path)
         self.downsample: nn.Module = nn.Identity()
-        if stride > 1 or in_layout != out:
+        if self.pool is None and (stride > 1 or in_layout != out):
             pool: list[nn.Module] = []
             if shortcut_pool is not None and stride > 1:
                 pool = [AvgPool2d(in_layout, shortcut_pool, stride, (shortcut_pool - 1) // 2, count_include_pad=False)]
@@ -99,8 +105,11 @@ class ResidualBlock(Module):
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ResidualBlock", self.leading)
+        start = 1
+        if self.pool is not None:
+            x, start = self.act1(self.bn1(self.pool(self.conv1(x)))), 2
         shortcut = self.downsample(x)
-        for i in range(1, self.count + 1):
+        for i in range(start, self.count + 1):
             x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
             if i < self.count:
                 x = getattr(self, f"act{i}")(x)
@@ -112,17 +121,19 @@ class ResidualBlock(Module):
 class ResNet(Backbone):
     """ResNet for any group of the pixel grid; `group="trivial"` is timm's, with the same weights.
 
-    `depths` and `widths` are those of the stages; with `bottleneck` they give four times the width. Features may be
-    taken after the stem and after every stage. `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3),
-    "half" (one convolution with a stride of 2, no pooling) or "small" (one 3 x 3 without stride and no pooling), the
-    last two for small images. `avg_down` puts a mean before the convolution of a shortcut with a stride: over 2 x 2
-    places in an ordinary network, as in timm, and over 3 x 3 in others, whose sizes are odd. With an even
-    `stride_kernel` these shortcuts always have a mean over 2 x 2 places, and `avg_down` is refused. `handoffs` counts
-    blocks through all stages; other arguments as for `VisionTransformer`.
+    `depths`, `widths` and `strides` are those of the stages; with `bottleneck` they give four times the width. Strides
+    are 1 and then 2, if they are not given. Features may be taken after the stem and after every stage. `stem_type` is
+    "" (one 7 x 7 convolution), "deep" (three 3 x 3), "half" (one convolution with a stride of 2, no pooling) or "small"
+    (one 3 x 3 without stride and no pooling), the last two for small images. `avg_down` puts a mean before the
+    convolution of a shortcut with a stride: over 2 x 2 places in an ordinary network, as in timm, and over 3 x 3 in
+    others, whose sizes are odd. With another `stride_kernel` than 3 it is refused: with 2 or 4 these shortcuts always
+    have a mean over 2 x 2 places, and with "max" there are none. `handoffs` counts blocks through all stages; other
+    arguments as for `VisionTransformer`.
 
     Kernels are odd and strides are 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225 pixels,
-    which become 113, 57, 29, 15 and 8 places. `stride_kernel` is the kernel of convolutions with a stride. With 2 or 4
-    in place of 3 shortcuts have means over 2 x 2 places, and mirrored axes are multiples of all strides; the stem is
+    which become 113, 57, 29, 15 and 8 places. `stride_kernel` is the kernel of convolutions with a stride in blocks, or
+    "max" for 3 x 3 convolutions without a stride, each followed by the maxima of 2 x 2 places (blocks of two
+    convolutions only). With 2, 4 or "max" in place of 3, mirrored axes are multiples of all strides; the stem is
     "half", with a kernel of 4, or "small".
 
     >>> model = ResNet(depths=(1, 1), widths=(8, 16), stem_width=8, num_classes=10).eval()
@@ -147,7 +158,8 @@ class ResNet(Backbone):
         bottleneck: bool = True,
         stem_type: Literal["", "deep", "half", "small"] = "",
         stem_width: int = 64,
-        stride_kernel: Literal[2, 3, 4] = 3,
+        strides: Sequence[Literal[1, 2]] | None = None,
+        stride_kernel: Literal[2, 3, 4, "max"] = 3,
         avg_down: bool = False,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -163,18 +175,21 @@ class ResNet(Backbone):
         super().__init__(num_classes, in_chans, drop_rate, global_pool)
         if len(depths) != len(widths) or not depths or min(depths) < 1:
             raise ValueError(f"every stage has a depth and a width, got depths={depths}, widths={widths}")
+        strides = [1] + [2] * (len(depths) - 1) if strides is None else list(strides)
+        if len(strides) != len(depths) or not set(strides) <= {1, 2}:
+            raise ValueError(f"every stage has a stride of 1 or 2, got strides={strides}, depths={depths}")
         if stem_type not in ("", "deep", "half", "small"):
             raise ValueError(f"stem_type is '', 'deep', 'half' or 'small', got {stem_type!r}")
-        if stride_kernel not in (2, 3, 4) or (stride_kernel != 3 and stem_type in ("", "deep")):
+        if stride_kernel not in (2, 3, 4, "max") or (stride_kernel != 3 and stem_type in ("", "deep")):
             raise ValueError(
-                "stride_kernel is 3, or 2 or 4 with stem_type='half' or 'small',"
+                "stride_kernel is 3, or 2, 4 or 'max' with stem_type='half' or 'small',"
                 f" got stride_kernel={stride_kernel!r}, stem_type={stem_type!r}"
             )
         even_sizes = stride_kernel != 3
         self.has_small_stem, self.avg_down = stem_type in ("half", "small"), avg_down
         if avg_down and even_sizes:
             raise ValueError(
-                f"with stride_kernel={stride_kernel} every shortcut with a stride begins with a mean over 2 x 2 places:"
+                f"with stride_kernel={stride_kernel!r} no shortcut with a stride begins with a mean over 3 x 3 places:"
                 " leave out avg_down, got avg_down=True"
             )
         schedule = Schedule(group, sum(depths), handoffs, extra_share)
@@ -201,7 +216,7 @@ class ResNet(Backbone):
         start = 4 if pooled else 2 if stem_type == "half" else 1
         # activation and pooling in one, which changes the basis once
         self.maxpool = MaxPool2d(layout, 3, 2, 1, function) if pooled else Activation(layout, function)
-        strides = [(start, True)]  # of each layer, and whether it follows the group
+        steps = [(start, True)]  # the stride of each layer, and whether it follows the group
         self.layouts = [layout]
         self.stage_count = len(depths)
         dim = stem_width
@@ -211,9 +226,9 @@ class ResNet(Backbone):
                 first = b == end - depths[stage]
                 if b in schedule.handoffs:
                     within[b - end + depths[stage]] = schedule.handoff(b, dim, device=device, dtype=dtype)
-                stride = 2 if stage and first else 1
+                stride = strides[stage] if first else 1
                 segment, out = schedule.segments[b], width * (EXPANSION if bottleneck else 1)
-                strides.append((stride, bool(mirrored_axes(segment.group))))
+                steps.append((stride, bool(mirrored_axes(segment.group))))
                 blocks.append(
                     ResidualBlock(
                         segment.layout(dim),
@@ -234,13 +249,13 @@ class ResNet(Backbone):
                 dim = out
             self.add_module(f"layer{stage + 1}", Stage(nn.Identity(), blocks, within))
             self.layouts.append(schedule.layout_out(end - 1, dim))
-        self.reduction = prod(stride for stride, _ in strides)
-        self.mirrored_reduction = prod(stride for stride, mirrored in strides if mirrored)
-        self.even_sizes, self.pools_pairs = even_sizes, shortcut_pool == 2
-        reductions = [2 if pooled else start, *(start * 2**stage for stage in range(len(depths)))]
+        self.reduction = prod(stride for stride, _ in steps)
+        self.mirrored_reduction = prod(stride for stride, mirrored in steps if mirrored)
+        self.even_sizes, self.pools_pairs = even_sizes, shortcut_pool == 2 and not even_sizes
+        totals = [2 if pooled else start, *(start * prod(strides[: i + 1]) for i in range(len(strides)))]
         self.feature_info = [
-            {"module": f"layer{i}" if i else "act1", "num_chs": layout.dim, "reduction": reduction}
-            for i, (layout, reduction) in enumerate(zip(self.layouts, reductions, strict=True))
+            {"module": f"layer{i}" if i else "act1", "num_chs": layout.dim, "reduction": total}
+            for i, (layout, total) in enumerate(zip(self.layouts, totals, strict=True))
         ]
         self.num_features = self.layouts[-1].dim
         self.head_hidden_size = self.layouts[-1].multiplicities[0]
@@ -328,8 +343,7 @@ class ResNet(Backbone):
         if self.pools_pairs and any(n % total for n in size):
             near = tuple(max(round(n / total), 1) * total for n in size)
             raise ValueError(
-                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, e.g. {near},"
-                f" got {size}"
+                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, e.g. {near}, got {size}"
             )
 
     def finish(self, x: Feature) -> Tensor:

@@ -155,9 +155,9 @@ RESNETS = {
     "101": ((3, 4, 23, 3), True),
     "test": ((1, 2, 1, 1), True),  # a hand-off within a stage
 }
-# for images of 32 x 32 pixels, without bottlenecks; name: depths, widths, width of the stem
-SMALL_RESNET_ARGS = {"stem_type": "half", "stride_kernel": 2, "zero_init_last": False, "act_layer": "gelu"}
-SMALL_RESNETS = {"8": ((1, 1, 1), (64, 160, 320), 64)}
+# for images of 32 x 32 pixels, without bottlenecks, every stage with a stride; name: depths, widths, width of the stem
+SMALL_RESNET_ARGS = {"stem_type": "small", "stride_kernel": "max", "zero_init_last": False, "act_layer": "gelu"}
+SMALL_RESNETS = {"8": ((1, 1, 1), (64, 256, 256), 32)}
 
 BASELINES = {
     "ViT-S": "deit3_small_patch16_224",
@@ -242,7 +242,8 @@ def _small_resnets() -> Iterator[Size]:
         "min_input_size": (3, 32, 32),
     }
     for name, (depths, widths, stem) in SMALL_RESNETS.items():
-        args = {"depths": depths, "widths": widths, "stem_width": stem, "bottleneck": False, **SMALL_RESNET_ARGS}
+        args = {"depths": depths, "widths": widths, "stem_width": stem, "strides": (2,) * len(depths)}
+        args |= {"bottleneck": False, **SMALL_RESNET_ARGS}
         yield Size(name, f"{name}_32", f"ResNet-{name} (32 px)", args, sum(depths), 32, cfg)
 
 
