@@ -262,14 +262,15 @@ def layers(
     """
     import torch
 
-    from flopping.lab.bench.bench_layers import MODES, bench_layers, caption
+    from flopping.lab.bench.bench_layers import bench_layers, caption, select_runs
     from flopping.machine import keep_freed_memory
 
     torch.set_num_threads(threads)
     keep_freed_memory()
     with Progress(console=progress_console(quiet), transient=True) as bar:
-        task = bar.add_task(", then ".join(MODES), total=(len(MODES) + 1) * repeats)  # two kinds of compiled layers
-        results = list(bench_layers(only or (), repeats, progress=lambda: bar.advance(task)))
+        runs = select_runs(only or ())
+        task = bar.add_task(", then ".join(dict.fromkeys(run.mode for run in runs)), total=len(runs) * repeats)
+        results = list(bench_layers(runs, repeats, progress=lambda: bar.advance(task)))
     if json:
         print_json({**asdict(r), "met": r.met} for r in results)
         return

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from flopping.files import atomic_write
 from flopping.models.zoo import TRAINED, ZOO
 from flopping.training.job import Job
 from flopping.training.networks import load_checkpoint
+from flopping.training.recipe import load
 from flopping.training.run_log import read_log
 
 LIMIT = 4 * 10**6
@@ -40,7 +42,7 @@ TEXT = """# {name}
 | predictions of test images that change when they are moved | {changed} |
 | epochs | {epochs} |
 | command | `{command}` |
-| version of the package | {version} |
+| commit of the source that packed it | {version} |
 
 ```python
 model = timm.create_model("{name}", pretrained=True)
@@ -87,10 +89,14 @@ def result_of(run: Path) -> dict[str, Any]:
 
 
 def command_of(job: Job) -> str:
-    """The command of the recipe, with its network, and placeholders for the user's data and run."""
+    """The command of the recipe, with what was changed in it, and placeholders for the user's data and run."""
     words = shlex.split(job.recipe.about.command)
     recipe = words[words.index("train") + 1] if "train" in words[:-1] else "RECIPE"
-    return f"flopping train {recipe} --model {shlex.quote(job.model)} --data DATA -o RUN"
+    kept = load(recipe) if recipe != "RECIPE" else job.recipe
+    names = [each.name for each in fields(job.recipe) if each.name not in ("about", "model", "model_args")]
+    now, before = ({name: getattr(each, name) for name in names} for each in (job.recipe, kept))
+    changes = [shlex.quote(f"{name}={json.dumps(value)}") for name, value in now.items() if value != before[name]]
+    return " ".join(["flopping train", recipe, *changes, "--model", shlex.quote(job.model), "--data DATA -o RUN"])
 
 
 def write_card(run: Path, folder: Path, version: str) -> str:

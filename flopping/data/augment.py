@@ -82,13 +82,13 @@ def create_training_transform(
         normalize=erase > 0,
     )
     steps = transform.transforms
-    if crop_scale == 1:
+    if crop_scale == 1:  # a crop of everything, resized to the size that it has, is the image
         steps[0] = UnlessOfSize(img_size, steps[0])
     if translate:
         place = next(i for i, step in enumerate(steps) if isinstance(step, (MaybePILToTensor, MaybeToTensor)))
         steps.insert(place, RandomTranslation(translate))
     if symmetry.order > 1:
-        transform.transforms.insert(0, RandomSymmetry(symmetry))
+        steps.insert(0, RandomSymmetry(symmetry))
     return _without_tensors(replace_posterize(transform))
 
 
@@ -130,7 +130,7 @@ class RandomSymmetry:
 
 
 class UnlessOfSize:
-    """A transform of images, but for square ones of this size, which stay as they are.
+    """Apply a transform, unless the image already is a square of this size.
 
     >>> crop = UnlessOfSize(2, lambda image: image.crop((0, 0, 2, 2)))
     >>> images = [Image.new("L", size) for size in ((2, 2), (4, 3))]
@@ -163,7 +163,8 @@ class RandomTranslation:
     def move(image: Image.Image, down: int, right: int) -> npt.NDArray[np.uint8]:
         values = np.asarray(image)
         rows, columns = (_reflected(size, by) for size, by in zip(values.shape, (down, right), strict=False))
-        return values[rows[:, None], columns]
+        moved: npt.NDArray[np.uint8] = values[rows[:, None], columns]
+        return moved
 
 
 @lru_cache(maxsize=1024)

@@ -17,34 +17,15 @@ from math import prod
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental import symbolic_shapes
 
-from flopping.features import Feature, Layout, is_exporting, is_symbolic
+from flopping.features import Feature, Layout
 from flopping.functional.basis import from_regular, to_regular
+from flopping.functional.column_conv import conv2d, convolve_columns
 from flopping.functional.grid import Grid, symmetric_functions
-from flopping.functional.product import can_use_onednn, linear
 from flopping.functional.realize import realize
 from flopping.functional.window import Window, mirrored_axes
 from flopping.groups import Group
 from flopping.groups.sums import Sums, combine, sums_of
-from flopping.machine import has_onednn
-
-LARGEST_ROW_MAP = 29
-"""In training, the largest width of a map that is convolved as one row.
-
-With one row, a training step of compiled 3 x 3 layers is 1.11 times as fast for 512 channels at 7 x 7 places, 1.08 for
-256 at 14 x 14, 1.05 for 64 at 16 x 16 and 1.01 for 128 at 28 x 28. It is 0.78 for 64 at 32 x 32, 0.82 for 64 at 56 x 56
-and 0.68 for 32 at 32 x 32. Without gradients it is 1.02 to 1.09 for all. (Two threads of an AMD EPYC with Zen 5, batch
-8.)
-"""
-LARGEST_PRODUCT_MAP = 49
-"""In compiled code, how many places a map has at most that is convolved as one product of matrices by oneDNN.
-
-For oneDNN's convolutions such maps are too small. Forward and backward, a product takes 0.78 of their time for 512
-channels at 7 x 7 places (batch 8), 0.69 for 256 and 0.67 for 320 at 4 x 4 (batch 128). At 8 x 8 it takes 0.90 for 512
-channels (batch 16) and 1.12 for 256 (batch 128). (Two threads of an AMD EPYC with Zen 5.)
-"""
-_HAS_ONEDNN = has_onednn()  # compilers can't follow the call
 
 
 @dataclass(frozen=True)
@@ -312,64 +293,12 @@ def _join(parts: Sequence[Tensor], groups: int) -> Tensor:
 
 
 def _convolve(x: Tensor, filters: Tensor, bias: Tensor | None, plan: ConvPlan) -> Tensor:
-    """The convolution that is left. On a CPU it takes the form that oneDNN computes fastest."""
-    (stride, padding, dilation), kernel = _remaining_window(plan), plan.rest
-    has_fixed_size = plan.is_sliced(1) and _has_fixed_size_for_onednn(x)
-    is_compiled = has_fixed_size and plan.groups == 1 and torch.compiler.is_compiling()
-    step, fits = stride[0], dilation[0] == 1 and kernel[0] % stride[0] == 0
-    if is_compiled and step > 1 and fits and (x.shape[1] + 2 * padding[0]) % step == 0:
-        x, filters = _fold_stride(x, filters, step, padding[0])
-        kernel, stride, padding = (kernel[0] // step, 1), (1, 1), (0, 0)
-    if plan.groups == 1 and kernel == (1, 1) and (stride, padding) == ((1, 1), (0, 0)):
-        return linear(x, filters.flatten(1), bias)
-    is_small = is_compiled and stride == (1, 1) and x.shape[1] * x.shape[2] <= LARGEST_PRODUCT_MAP
-    if is_small and can_use_onednn(x, filters):
-        return _multiply_rows(x, filters, bias, padding[0], dilation[0])
-    if has_fixed_size and stride == (1, 1) and (x.shape[2] <= LARGEST_ROW_MAP or not torch.is_grad_enabled()):
-        # as one row of H W places, with W between taps
-        width, x, filters = x.shape[2], x.flatten(1, 2).unsqueeze(1), filters.transpose(2, 3)
-        padding, dilation = (0, padding[0] * width), (1, dilation[0] * width)
-        row = _conv2d(x, filters, bias, stride, padding, dilation, plan.groups).squeeze(1)
-        maps: Tensor = row.unflatten(1, (-1, width))
-        return maps
-    return _conv2d(x, filters, bias, stride, padding, dilation, plan.groups)
-
-
-def _multiply_rows(x: Tensor, filters: Tensor, bias: Tensor | None, padding: int, dilation: int) -> Tensor:
-    """A convolution along columns as one product: the rows that its taps read become channels."""
-    padded = F.pad(x, (0, 0, 0, 0, padding, padding))
-    rows = [padded[:, _slice(tap, filters.shape[2], 1, dilation)] for tap in range(filters.shape[2])]
-    return linear(torch.cat(rows, -1), filters.squeeze(3).transpose(1, 2).flatten(1), bias)
-
-
-def _has_fixed_size_for_onednn(x: Tensor) -> bool:
-    """Whether oneDNN convolves maps `(B, H, W, C)` whose height and width are the same whenever this code runs.
-
-    Exported and compiled code may run with other sizes; then the form of a convolution must not depend on them.
-    """
-    if is_symbolic(x) or is_exporting() or x.device.type != "cpu" or x.dtype != torch.float32 or not _HAS_ONEDNN:
-        return False
-    if not torch.compiler.is_compiling():
-        return True
-    is_static = getattr(symbolic_shapes, "has_static_value", None)  # not in the first versions of torch that we support
-    return is_static is not None and is_static(x.shape[1]) and is_static(x.shape[2])
-
-
-def _fold_stride(x: Tensor, filters: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    """Map and filters of a convolution without a stride that does the same: neighbouring rows become channels.
-
-    It takes a kernel that is a multiple of the stride. Compiled code writes the folded maps in this order, so the copy
-    costs nothing. oneDNN is slow in the backward pass of a convolution with a stride.
-    """
-    rows = F.pad(x, (0, 0, 0, 0, padding, padding)).unflatten(1, (-1, stride))
-    taps = filters.unflatten(2, (-1, stride))  # (out, in, k / stride, stride, 1)
-    return rows.transpose(2, 3).flatten(3), taps.permute(0, 3, 1, 2, 4).flatten(1, 2)
-
-
-def _conv2d(
-    x: Tensor, filters: Tensor, bias: Tensor | None, stride: Grid, padding: Grid, dilation: Grid, groups: int
-) -> Tensor:
-    return F.conv2d(x.permute(0, 3, 1, 2), filters, bias, stride, padding, dilation, groups).permute(0, 2, 3, 1)
+    """The convolution that is left."""
+    window = _remaining_window(plan)
+    if plan.is_sliced(1):
+        (stride, _), (padding, _), (dilation, _) = window
+        return convolve_columns(x, filters, bias, stride, padding, dilation, plan.groups)
+    return conv2d(x, filters, bias, *window, plan.groups)
 
 
 def _remaining_window(plan: ConvPlan) -> tuple[Grid, Grid, Grid]:

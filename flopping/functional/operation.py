@@ -104,6 +104,7 @@ def _compile(function: Callable[..., Feature]) -> Callable[..., Feature]:
     return torch.compile(function)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # compiled code is made for these transforms
 def is_transformed() -> bool:
     """Whether a transform of `torch.func` or forward-mode differentiation is active: these need the plain operators."""
     if torch._C._functorch.peek_interpreter_stack() is not None:

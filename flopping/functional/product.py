@@ -70,9 +70,7 @@ def is_for_onednn(x: Tensor, matrix: nn.Linear) -> bool:
 
 def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN multiplies by a tensor of weights, which is no module's."""
-    if not _enabled or is_symbolic(x) or is_exporting():
-        return False
-    if not torch.compiler.is_compiling() and is_transformed():
+    if not _enabled or is_symbolic(x) or is_exporting() or is_transformed():
         return False
     if x.dim() < 2 or type(weight) not in (Tensor, nn.Parameter) or torch.is_autocast_enabled("cpu"):
         return False

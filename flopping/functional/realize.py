@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 from flopping.features import is_exporting
+from flopping.functional.operation import is_transformed
 
 _NAME = "flopping::realize"
 
 
 def realize(x: Tensor) -> Tensor:
-    """The same tensor. In code that inductor compiles for a CPU, it is computed once and stored, in training as a copy
-    where it is an argument or a result of that code.
+    """The same tensor. Code that inductor compiles for a CPU stores it, so that it is computed once.
 
-    By default inductor computes a cheap value anew in every kernel that reads it, forward and backward. A fold reads
-    shifted copies of an activation: each of them would compute the activation, and the norm before it, again. With GELU
-    a training step of E(ResNet-8 (32 px)) is 1.16 times as fast (128 to 512 channels, two threads of an AMD EPYC with
-    Zen 5).
+    In training it is stored as a copy if it shares memory with an argument or a result of that code. By default
+    inductor computes a cheap value anew in every kernel that reads it, forward and backward. A fold reads shifted
+    copies of an activation: each of them would compute the activation, and the norm before it, again. With GELU a
+    training step of a small ResNet is 1.16 times as fast (128 to 512 channels, two threads of an AMD EPYC with Zen 5).
 
     >>> x = torch.ones(2)
     >>> realize(x) is x
     True
     """
-    if not torch.compiler.is_compiling() or is_exporting() or x.device.type != "cpu":
+    if not torch.compiler.is_compiling() or is_exporting() or is_transformed() or x.device.type != "cpu":
         return x
     stored: Tensor = torch.ops.flopping.realize(x)
     return stored
@@ -39,11 +39,6 @@ torch.library.define(_NAME, "(Tensor x) -> Tensor")
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _copy(x: Tensor) -> Tensor:
     return x.clone()  # for compilers other than inductor: a result that is an argument is not allowed
-
-
-@torch.library.register_vmap(_NAME)  # type: ignore[untyped-decorator]
-def _batch(info: Any, dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-    return torch.ops.flopping.realize(x), dims[0]
 
 
 @torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flopping.functional.grid import Fold
 from flopping.models.convnext import ConvNeXtBlock
 from flopping.models.mlp_mixer import OrientedMlp, ResMlpBlock
-from flopping.models.resnet import ResidualBlock, ResNet
+from flopping.models.resnet import ResNet
 from flopping.nn import (
     Affine,
     BatchNorm,
@@ -40,6 +40,7 @@ from flopping.nn import (
     TokenMix,
     TransformerBlock,
 )
+from flopping.nn.maps.residual import PooledBlock, ResidualBlock
 
 M = TypeVar("M", bound=nn.Module)
 Scales = Sequence[Tensor | None]
@@ -53,8 +54,8 @@ def fuse(model: M) -> M:
     """A copy of a network for inference: the same function with fewer operations.
 
     Affine parts of norms, layer scales and the factors of changes of basis are folded into the weights of linear
-    layers, batch norms into the convolutions before them; positions, filters and mixing matrices are built once. The
-    network itself stays as it is, and can go on training; the state dict of the copy is not one of the network.
+    layers, batch norms into convolutions directly before them; positions, filters and mixing matrices are built once.
+    The network itself stays as it is, and can go on training; the state dict of the copy is not one of the network.
 
     >>> from flopping.models import ConvNeXt
     >>> model = ConvNeXt(depths=(1,), dims=(8,), num_classes=10).eval()
@@ -76,8 +77,10 @@ def fuse(model: M) -> M:
             _fold_norm(layer, "norm2", layer.mlp_channels.fc1)
             _fold_scale(layer, "ls2", layer.mlp_channels.fc2, layer.mlp_channels.shift2)
         elif isinstance(layer, ResidualBlock):
-            for i in range(1 if layer.pool is None else 2, layer.count + 1):  # a maximum does not commute with a norm
+            for i in range(1, layer.count + 1):
                 _fold_batch_norm(layer, f"conv{i}", f"bn{i}")
+        elif isinstance(layer, PooledBlock):  # its first norm does not commute with the maximum before it
+            _fold_batch_norm(layer, "conv2", "bn2")
         elif isinstance(layer, ResNet):
             _fold_batch_norm(layer, "conv1", "bn1")
         elif isinstance(layer, nn.Sequential):

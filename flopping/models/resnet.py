@@ -8,10 +8,8 @@ from math import prod, sqrt
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopping import functional
 from flopping.features import Device, Dtype, Feature, Layout, is_symbolic
 from flopping.functional import Pointwise
 from flopping.functional.grid import Grid
@@ -21,101 +19,13 @@ from flopping.models.backbone import Backbone, linear_or_identity
 from flopping.models.convnext import Stage
 from flopping.models.group_schedule import Handoffs, Schedule
 from flopping.models.initialise import initialise
-from flopping.nn import Activation, AvgPool2d, BatchNorm, Conv2d, DropPath, MaxPool2d, Module
+from flopping.nn import Activation, BatchNorm, MaxPool2d
 from flopping.nn.activation import pointwise_function
 from flopping.nn.drop import probability
+from flopping.nn.maps.residual import PooledBlock, ResidualBlock, make_conv
 
 EXPANSION = 4
 """A bottleneck gives this many times the width of its 3 x 3 convolution."""
-
-
-def _make_conv(before: Layout | int, after: Layout, kernel: int, stride: int, device: Device, dtype: Dtype) -> Conv2d:
-    """A convolution without a bias, which a batch norm follows."""
-    return Conv2d(before, after, kernel, stride, (kernel - 1) // 2, bias=False, device=device, dtype=dtype)
-
-
-class ResidualBlock(Module):
-    """act(x + branch(x)) on maps; the branch is 3 x 3, 3 x 3, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
-
-    A batch norm follows every convolution, and activations stand between them. The convolution with a stride has a
-    kernel of `stride_kernel`: 3 for odd sizes, 2 or 4 for even ones. Where stride or width change, the shortcut is a
-    1 x 1 convolution. With a stride and `shortcut_pool`, a mean over `shortcut_pool` x `shortcut_pool` places comes
-    before it and has the stride. A `stride_kernel` of "max" stands for a 3 x 3 convolution without a stride and the
-    maximum of every 2 x 2 places; the shortcut then begins after the activation that follows. With `invariant_only`,
-    for a block before an invariant hand-off, the result has the trivial irrep only.
-
-    >>> layout = Layout.regular("flop", 8)
-    >>> block = ResidualBlock(layout, layout, layout * 2, stride=2, bottleneck=True)
-    >>> [tuple(part.shape) for part in block(layout.random(2, 5, 7))]
-    [(2, 3, 4, 8), (2, 3, 4, 8)]
-    """
-
-    in_layout: Layout
-    leading = 3
-
-    def __init__(
-        self,
-        in_layout: Layout,
-        width: Layout,
-        out: Layout,
-        *,
-        stride: int = 1,
-        stride_kernel: Literal[2, 3, 4, "max"] = 3,
-        bottleneck: bool = False,
-        shortcut_pool: int | None = None,
-        drop_path: float = 0.0,
-        eps: float = 1e-5,
-        function: Pointwise = F.relu,
-        invariant_only: bool = False,
-        device: Device = None,
-        dtype: Dtype = None,
-    ) -> None:
-        super().__init__(in_layout, out.invariant_part if invariant_only else out)
-        self.invariant_only = invariant_only
-        kernel = stride_kernel if stride > 1 else 3
-        convs = [(in_layout, width, kernel, stride), (width, out, 3, 1)]
-        if bottleneck:
-            convs = [(in_layout, width, 1, 1), (width, width, kernel, stride), (width, out, 1, 1)]
-        self.count, self.branch_layout = len(convs), out
-        self.pool: MaxPool2d | None = None
-        if stride > 1 and stride_kernel == "max":
-            if bottleneck:
-                raise ValueError("stride_kernel='max' is for blocks of two convolutions: set bottleneck=False")
-            self.pool, convs[0] = MaxPool2d(width, stride), (in_layout, width, 3, 1)
-        for i, (before, after, size, conv_stride) in enumerate(convs, 1):
-            self.add_module(f"conv{i}", _make_conv(before, after, size, conv_stride, device, dtype))
-            self.add_module(f"bn{i}", BatchNorm(after, eps, device=device, dtype=dtype))
-            self.add_module(f"act{i}", Activation(after, function))
-        self.drop_path = DropPath(out, drop_path)
-        self.downsample: nn.Module = nn.Identity()
-        if self.pool is None and (stride > 1 or in_layout != out):
-            pool: list[nn.Module] = []
-            if shortcut_pool is not None and stride > 1:
-                pool = [AvgPool2d(in_layout, shortcut_pool, stride, (shortcut_pool - 1) // 2, count_include_pad=False)]
-            elif shortcut_pool is not None:
-                pool = [nn.Identity()]  # layers have timm's numbers in state dicts
-            conv = _make_conv(in_layout, out, 1, 1 if pool else stride, device, dtype)
-            self.downsample = nn.Sequential(*pool, conv, BatchNorm(out, eps, device=device, dtype=dtype))
-
-    @property
-    def last_norm(self) -> BatchNorm:
-        """The last norm of the branch."""
-        norm: BatchNorm = getattr(self, f"bn{self.count}")
-        return norm
-
-    def forward(self, x: Feature) -> Feature:
-        x = self.in_layout.parts(x, "ResidualBlock", self.leading)
-        start = 1
-        if self.pool is not None:
-            x, start = self.act1(self.bn1(self.pool(self.conv1(x)))), 2
-        shortcut = self.downsample(x)
-        for i in range(start, self.count + 1):
-            x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
-            if i < self.count:
-                x = getattr(self, f"act{i}")(x)
-        total = functional.residual(shortcut, self.drop_path(x), self.branch_layout)
-        out: Feature = getattr(self, f"act{self.count}")(total)
-        return functional.invariant_only(out) if self.invariant_only else out
 
 
 class ResNet(Backbone):
@@ -126,15 +36,14 @@ class ResNet(Backbone):
     "" (one 7 x 7 convolution), "deep" (three 3 x 3), "half" (one convolution with a stride of 2, no pooling) or "small"
     (one 3 x 3 without stride and no pooling), the last two for small images. `avg_down` puts a mean before the
     convolution of a shortcut with a stride: over 2 x 2 places in an ordinary network, as in timm, and over 3 x 3 in
-    others, whose sizes are odd. With another `stride_kernel` than 3 it is refused: with 2 or 4 these shortcuts always
-    have a mean over 2 x 2 places, and with "max" there are none. `handoffs` counts blocks through all stages; other
-    arguments as for `VisionTransformer`.
+    others, whose sizes are odd. `handoffs` counts blocks through all stages; other arguments as for
+    `VisionTransformer`.
 
     Kernels are odd and strides are 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225 pixels,
-    which become 113, 57, 29, 15 and 8 places. `stride_kernel` is the kernel of convolutions with a stride in blocks, or
-    "max" for 3 x 3 convolutions without a stride, each followed by the maxima of 2 x 2 places (blocks of two
-    convolutions only). With 2, 4 or "max" in place of 3, mirrored axes are multiples of all strides; the stem is
-    "half", with a kernel of 4, or "small".
+    which become 113, 57, 29, 15 and 8 places. `stride_kernel` is the kernel of convolutions with a stride in blocks.
+    With 2 or 4 in place of 3, mirrored axes are multiples of all strides, shortcuts with a stride have means over 2 x 2
+    places (`avg_down` is refused), and the stem is "half", with a kernel of 4, or "small". "max" takes the same sizes:
+    each block with a stride is then a `PooledBlock`, which takes maxima of 2 x 2 places; not for bottlenecks.
 
     >>> model = ResNet(depths=(1, 1), widths=(8, 16), stem_width=8, num_classes=10).eval()
     >>> x = torch.randn(2, 3, 33, 49)
@@ -175,9 +84,9 @@ class ResNet(Backbone):
         super().__init__(num_classes, in_chans, drop_rate, global_pool)
         if len(depths) != len(widths) or not depths or min(depths) < 1:
             raise ValueError(f"every stage has a depth and a width, got depths={depths}, widths={widths}")
-        strides = [1] + [2] * (len(depths) - 1) if strides is None else list(strides)
-        if len(strides) != len(depths) or not set(strides) <= {1, 2}:
-            raise ValueError(f"every stage has a stride of 1 or 2, got strides={strides}, depths={depths}")
+        steps = [1] + [2] * (len(depths) - 1) if strides is None else list(strides)
+        if len(steps) != len(depths) or not set(steps) <= {1, 2}:
+            raise ValueError(f"every stage has a stride of 1 or 2, got strides={steps}, depths={depths}")
         if stem_type not in ("", "deep", "half", "small"):
             raise ValueError(f"stem_type is '', 'deep', 'half' or 'small', got {stem_type!r}")
         if stride_kernel not in (2, 3, 4, "max") or (stride_kernel != 3 and stem_type in ("", "deep")):
@@ -185,6 +94,8 @@ class ResNet(Backbone):
                 "stride_kernel is 3, or 2, 4 or 'max' with stem_type='half' or 'small',"
                 f" got stride_kernel={stride_kernel!r}, stem_type={stem_type!r}"
             )
+        if stride_kernel == "max" and bottleneck:
+            raise ValueError("stride_kernel='max' is for blocks of two convolutions: set bottleneck=False")
         even_sizes = stride_kernel != 3
         self.has_small_stem, self.avg_down = stem_type in ("half", "small"), avg_down
         if avg_down and even_sizes:
@@ -209,14 +120,14 @@ class ResNet(Backbone):
             self.conv1: nn.Module = self._deep_stem(layout, half, norm_eps, function, device, dtype)
         else:
             size, step = {"": (7, 2), "half": (4 if even_sizes else 3, 2), "small": (3, 1)}[stem_type]
-            self.conv1 = _make_conv(in_chans, layout, size, step, device, dtype)
+            self.conv1 = make_conv(in_chans, layout, size, step, device, dtype)
         self.bn1 = BatchNorm(layout, norm_eps, device=device, dtype=dtype)
         self.act1 = Activation(layout, function)
         pooled = stem_type in ("", "deep")
         start = 4 if pooled else 2 if stem_type == "half" else 1
         # activation and pooling in one, which changes the basis once
         self.maxpool = MaxPool2d(layout, 3, 2, 1, function) if pooled else Activation(layout, function)
-        steps = [(start, True)]  # the stride of each layer, and whether it follows the group
+        mirrored = []  # the strides of blocks that follow the group
         self.layouts = [layout]
         self.stage_count = len(depths)
         dim = stem_width
@@ -226,33 +137,38 @@ class ResNet(Backbone):
                 first = b == end - depths[stage]
                 if b in schedule.handoffs:
                     within[b - end + depths[stage]] = schedule.handoff(b, dim, device=device, dtype=dtype)
-                stride = strides[stage] if first else 1
+                stride = steps[stage] if first else 1
                 segment, out = schedule.segments[b], width * (EXPANSION if bottleneck else 1)
-                steps.append((stride, bool(mirrored_axes(segment.group))))
-                blocks.append(
-                    ResidualBlock(
+                if mirrored_axes(segment.group):
+                    mirrored.append(stride)
+                common: dict[str, Any] = {
+                    "drop_path": rates[b],
+                    "eps": norm_eps,
+                    "function": function,
+                    "invariant_only": schedule.layout_out(b, out) != segment.layout(out),
+                    "device": device,
+                    "dtype": dtype,
+                }
+                if stride > 1 and stride_kernel == "max":
+                    block: nn.Module = PooledBlock(segment.layout(dim), segment.layout(out), **common)
+                else:
+                    block = ResidualBlock(
                         segment.layout(dim),
                         segment.layout(width),
                         segment.layout(out),
                         stride=stride,
-                        stride_kernel=stride_kernel,
+                        stride_kernel=3 if stride_kernel == "max" else stride_kernel,
                         bottleneck=bottleneck,
                         shortcut_pool=shortcut_pool,
-                        drop_path=rates[b],
-                        eps=norm_eps,
-                        function=function,
-                        invariant_only=schedule.layout_out(b, out) != segment.layout(out),
-                        device=device,
-                        dtype=dtype,
+                        **common,
                     )
-                )
+                blocks.append(block)
                 dim = out
             self.add_module(f"layer{stage + 1}", Stage(nn.Identity(), blocks, within))
             self.layouts.append(schedule.layout_out(end - 1, dim))
-        self.reduction = prod(stride for stride, _ in steps)
-        self.mirrored_reduction = prod(stride for stride, mirrored in steps if mirrored)
+        self.reduction, self.mirrored_reduction = start * prod(steps), start * prod(mirrored)
         self.even_sizes, self.pools_pairs = even_sizes, shortcut_pool == 2 and not even_sizes
-        totals = [2 if pooled else start, *(start * prod(strides[: i + 1]) for i in range(len(strides)))]
+        totals = [2 if pooled else start, *(start * prod(steps[: i + 1]) for i in range(len(steps)))]
         self.feature_info = [
             {"module": f"layer{i}" if i else "act1", "num_chs": layout.dim, "reduction": total}
             for i, (layout, total) in enumerate(zip(self.layouts, totals, strict=True))
@@ -269,8 +185,8 @@ class ResNet(Backbone):
         layers: list[nn.Module] = []
         for before, stride in ((self.in_chans, 2), (half, 1)):
             norm = BatchNorm(half, eps, device=device, dtype=dtype)
-            layers += [_make_conv(before, half, 3, stride, device, dtype), norm, Activation(half, act)]
-        return nn.Sequential(*layers, _make_conv(half, layout, 3, 1, device, dtype))
+            layers += [make_conv(before, half, 3, stride, device, dtype), norm, Activation(half, act)]
+        return nn.Sequential(*layers, make_conv(half, layout, 3, 1, device, dtype))
 
     @torch.no_grad()
     def _init_weights(self) -> None:
@@ -280,7 +196,7 @@ class ResNet(Backbone):
         for parameter in self.fc.parameters():
             parameter.mul_(sqrt(self.head_hidden_size / self.num_features))
         for block in self.modules():
-            if isinstance(block, ResidualBlock) and self.zero_init_last:
+            if isinstance(block, ResidualBlock | PooledBlock) and self.zero_init_last:
                 for weight in block.last_norm.weight.values():
                     nn.init.zeros_(weight)
 
@@ -343,7 +259,8 @@ class ResNet(Backbone):
         if self.pools_pairs and any(n % total for n in size):
             near = tuple(max(round(n / total), 1) * total for n in size)
             raise ValueError(
-                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, e.g. {near}, got {size}"
+                f"ResNet: shortcuts with means over 2 x 2 places take multiples of {total} pixels, e.g. {near},"
+                f" got {size}"
             )
 
     def finish(self, x: Feature) -> Tensor:

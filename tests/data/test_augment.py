@@ -4,8 +4,9 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from timm.data import auto_augment
+from timm.data import auto_augment, create_transform
 
 from flopping.data.augment import (
     Normalisation,
@@ -71,6 +72,28 @@ def test_translations_fill_in_the_mirror_image(shape: tuple[int, ...]) -> None:
         for right in range(-2, 3):
             moved = RandomTranslation.move(Image.fromarray(values), down, right)
             assert np.array_equal(moved, padded[2 - down :, 2 - right :][: shape[0], : shape[1]])
+
+
+def test_images_of_the_right_size_need_no_crop() -> None:
+    """Oracle: timm's own crop of everything."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0), "interpolation": "bicubic"}
+    crop = create_transform(8, is_training=True, **whole).transforms[0]
+    assert crop(image).tobytes() == image.tobytes()
+    fields = {"img_size": 8, "crop_scale": 1.0, "flip": 0.0, "interpolation": "bicubic"}
+    transform = create_training_transform(Normalisation((0.5,) * 3, (0.5,) * 3), **fields)
+    assert np.array_equal(np.asarray(transform(image)), np.asarray(image))
+    assert transform(image.resize((9, 12))).size == (8, 8)  # type: ignore[union-attr]
+
+
+def test_translated_images_are_erased() -> None:
+    """The pixels of a translated image become a tensor, normalised, before noise takes their place."""
+    image = Image.new("RGB", (8, 8), (255, 255, 255))
+    fields = {"img_size": 8, "crop_scale": 1.0, "flip": 0.0, "interpolation": "bicubic", "translate": 2, "erase": 1.0}
+    found = create_training_transform(Normalisation((0.5,) * 3, (0.5,) * 3), **fields)(image)
+    assert isinstance(found, torch.Tensor)
+    assert found.shape == (3, 8, 8)
+    assert 0 < (found != 1).sum() < found.numel()
 
 
 def test_training_images_are_translated_in_all_ways() -> None:

@@ -112,6 +112,29 @@ def test_what_is_left_of_a_convolution() -> None:
     assert not torch.equal(found[0][0], found[1][0])  # so oneDNN ran
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "size"),
+    [(3, 1, 1, 1, (7, 7)), (3, 1, 0, 1, (5, 7)), (5, 1, 4, 2, (6, 8)), (4, 2, 1, 1, (6, 8)), (3, 1, 1, 1, (7, 8))],
+)
+def test_small_maps_are_convolved_as_one_product(kernel, stride, padding, dilation, size) -> None:
+    """In compiled code, up to 49 places. Oracle: the dense layer."""
+    layout, graphs = Layout.regular("flop", 8), []
+    layer, x = fnn.Conv2d(layout, layout, kernel, stride, padding, dilation), layout.random(2, *size)
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph
+
+    y = layout.merge(torch.compile(layer, backend=keep, fullgraph=True, dynamic=False)(x))
+    assert [operators(graph).count(OP.overloadpacket) for graph in graphs] == [0 if size == (7, 8) else 2]
+    expected = layer.to_dense()(layout.merge(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    assert relative_error(y, expected) < 1e-5
+    gradient = torch.randn_like(y)
+    eager = torch.autograd.grad(layout.merge(layer(x)), [*layer.parameters()], gradient)
+    found = torch.autograd.grad(y, [*layer.parameters()], gradient)
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(found, eager, strict=True))
+
+
 @needs_compiler
 def test_training_by_inductor() -> None:
     layout = Layout.regular("flop", 16)

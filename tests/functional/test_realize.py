@@ -5,11 +5,12 @@ import torch
 from support.marks import needs_compiler
 from torch._dynamo.testing import CompileCounter
 from torch._inductor.utils import run_and_get_code
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, jvp, vmap
 
 from flopping import Group, Layout, flip, flipflop, flop, trivial
 from flopping import nn as fnn
 from flopping.functional import conv
+from flopping.functional.product import products_by_onednn
 from flopping.functional.realize import realize
 from flopping.testing import relative_error
 
@@ -96,8 +97,9 @@ def test_strides_in_compiled_training(group: Group, kernel: int, padding: int) -
         y = layer.out_layout.merge(run(x))
         found.append([y, *torch.autograd.grad(y.sin().sum(), [*layer.parameters()])])
     assert all(relative_error(a, b) < 1e-5 for a, b in zip(*found, strict=True))
-    # other groups leave a kernel along the rows that oneDNN is not offered: they fold no columns
-    assert set(strides) <= ({(1, 1)} if group == flop else {(1, 1), (1, 2), (2, 2)})
+    # other groups fold no columns, and keep the stride; a kernel of 2 leaves a matrix
+    expected = {flop: {(1, 1)} if kernel == 4 else set(), flip: {(1, 2)}, trivial: {(2, 2)}}
+    assert set(strides) == expected[group]
 
 
 def test_compiled_gradients_of_torch_func() -> None:
@@ -113,6 +115,26 @@ def test_compiled_gradients_of_torch_func() -> None:
     batched = tuple(torch.stack([part, 2 * part]) for part in x)
     together = torch.compile(vmap(layer), backend="aot_eager")(batched)
     assert all(relative_error(a[0], b) < 1e-5 for a, b in zip(together, layer(x), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning")  # torch.func.jvp calls it
+@pytest.mark.parametrize("by_onednn", [False, True], ids=["torch", "oneDNN"])
+@pytest.mark.parametrize("kind", [fnn.Conv2d, fnn.Linear], ids=lambda kind: kind.__name__)
+def test_compiled_forward_mode(kind: type, by_onednn: bool) -> None:
+    """Tangents of compiled layers; oracle: the eager ones."""
+    layout = Layout.regular(flop, 4)
+    layer = kind(layout, layout, **({"kernel_size": 3, "padding": 1} if kind is fnn.Conv2d else {})).requires_grad_(
+        False
+    )
+    x, tangent = layout.random(2, 5, 7), layout.random(2, 5, 7)
+
+    def differentiate(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return jvp(lambda *x: layout.merge(layer(x)), parts[:2], parts[2:])
+
+    expected = differentiate(*x, *tangent)
+    with products_by_onednn(by_onednn):
+        found = torch.compile(differentiate, backend="aot_eager")(*x, *tangent)
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (4, 2, 1)])

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from flopping.cost.timing import Timing
 from flopping.errors import UsageError
+from flopping.functional import product
 from flopping.lab.bench import bench_layers as layers
 from flopping_cli import app
 
@@ -25,7 +26,7 @@ def test_pairs_do_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
                 ordinary, parts = case.layer.eval()(case.x), pair.equivariant.layer.eval()(pair.equivariant.x)
             assert ordinary.numel() == sum(part.numel() for part in parts)
     monkeypatch.setattr(layers, "MODES", ("eager",))
-    results = list(layers.bench_layers(repeats=1))
+    results = list(layers.bench_layers(layers.select_runs(), repeats=1))
     assert [result.name for result in results] == [pair.name for pair in layers.transformer_pairs()]
     assert all((result.met is None) == (result.goal is None) and result.speedup > 0 for result in results)
 
@@ -48,13 +49,32 @@ def test_a_training_step_gives_all_gradients(monkeypatch: pytest.MonkeyPatch) ->
     wanted = len(list(pair.equivariant.layer.parameters())) + 2
     assert len(pair.equivariant.prepare("training")()) == wanted  # type: ignore[arg-type]
     assert len(pair.ordinary[1].prepare("training")()) == 3  # type: ignore[arg-type]
-    names = [(r.name, r.mode) for r in layers.bench_layers(["conv2d 32"], repeats=1)]
+    names = [(r.name, r.mode) for r in layers.bench_layers(layers.select_runs(["conv2d 32"]), repeats=1)]
     assert names == [("Conv2d 32@6", "compiled"), ("Conv2d 32@6", "training")]
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="Conv3d; there are"):
-        list(layers.bench_layers(["Conv3d"], repeats=1))
+        layers.select_runs(["Conv3d"])
+
+
+def test_onednn_multiplies_in_convolutions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does it in ordinary layers; the switch is as before afterwards."""
+    found = []
+
+    def note(pairs: list[layers.Pair], mode: str, *_: object) -> dict[str, Timing]:
+        found.append((pairs[0].name, mode, product._enabled))
+        names = [f"{pair.name} {number}" for pair in pairs for number in range(len(pair.ordinary))]
+        return {name: Timing((1.0, 1.0)) for name in (*names, *(pair.name for pair in pairs))}
+
+    monkeypatch.setattr(layers, "_time", note)
+    monkeypatch.setattr(layers, "onednn_is_faster", lambda: True)
+    list(layers.bench_layers(layers.select_runs(["Mlp", "conv2d 32"])))
+    mlp, conv = "Mlp", "Conv2d 32@6"
+    assert found == [
+        (mlp, "eager", False), (mlp, "compiled", False), (conv, "compiled", True), (conv, "training", True),
+    ]  # fmt: skip
+    assert not product._enabled
 
 
 def test_the_table_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:

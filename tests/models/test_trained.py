@@ -97,11 +97,12 @@ def test_the_card_has_the_records_of_the_run(packed: Path, run: Path) -> None:
     assert f"| top-1 on test images | {last['top1']:.2f} % |" in card
     assert f"| top-1 on test images moved by flop | {last['moved']['flop']['top1']:.2f} % |" in card
     assert "change when they are moved | 0 |" in card
-    assert "| version of the package | abc123 |" in card
+    assert "| commit of the source that packed it | abc123 |" in card
     assert "40 training and 10 test images of 10 classes" in card
     assert "label_smoothing: 0.1" in card
     assert card.startswith(f"# {NAME}\n")
-    assert f"| command | `flopping train cifar10_resnet --model '{PAPER}' --data DATA -o RUN` |" in card
+    changes = "epochs=1 batch_size=8 lr=0.02 warmup_epochs=0.0"
+    assert f"| command | `flopping train cifar10_resnet {changes} --model '{PAPER}' --data DATA -o RUN` |" in card
     assert str(run.parent) not in card
 
 

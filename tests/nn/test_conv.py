@@ -54,9 +54,16 @@ def test_multiply_adds(group: Group, share: float, kernel: int, stride: int) -> 
     copies=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     extra=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     groups=st.integers(1, 2),
+    dtype=st.sampled_from((torch.float32, torch.float64)),
+    gradients=st.booleans(),
 )
-def test_any_window(group, kernel, stride, padding, dilation, places, rest, copies, extra, groups) -> None:
-    """All groups, rectangles, odd and even sizes; where the group leaves an axis alone any size is taken."""
+def test_any_window(
+    group, kernel, stride, padding, dilation, places, rest, copies, extra, groups, dtype, gradients
+) -> None:
+    """All groups, rectangles, odd and even sizes; where the group leaves an axis alone any size is taken.
+
+    The form of a convolution depends on the type, and on whether gradients are recorded.
+    """
     if group.swaps_axes:
         kernel, stride, padding, dilation = ((n, n) for n, _ in (kernel, stride, padding, dilation))
     size = [s * (n - 1) + 1 + d * (k - 1) - 2 * p for n, k, s, p, d in
@@ -68,12 +75,24 @@ def test_any_window(group, kernel, stride, padding, dilation, places, rest, copi
         Layout.regular(group, groups * (c * group.order + e), extra=groups * e)
         for c, e in zip(copies, extra, strict=True)
     )
-    layer = fnn.Conv2d(first, second, kernel, stride, padding, dilation, groups).double()
-    x = first.random(2, *size, dtype=torch.float64)
-    assert_equivariant(randomize_(layer), x)
-    assert layer(x)[0].shape[1:3] == places
-    dense = on_maps(layer.to_dense(), first.merge(x))
-    assert relative_error(second.merge(layer(x)), dense) < 1e-12
+    layer = randomize_(fnn.Conv2d(first, second, kernel, stride, padding, dilation, groups).to(dtype))
+    x = first.random(2, *size, dtype=dtype)
+    with torch.set_grad_enabled(gradients):
+        assert_equivariant(layer, x)
+        assert layer(x)[0].shape[1:3] == places
+        dense = on_maps(layer.to_dense(), first.merge(x))
+        assert relative_error(second.merge(layer(x)), dense) < (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("width", [29, 30])
+def test_one_row_on_large_maps(width: int, gradients: bool) -> None:
+    """With gradients, maps wider than 29 places keep their rows. Oracle: the dense layer."""
+    layout = Layout.regular(flop, 4)
+    layer, x = fnn.Conv2d(layout, layout, 3, padding=2, dilation=2, groups=2), layout.random(1, 5, width)
+    with torch.set_grad_enabled(gradients):
+        dense = on_maps(layer.to_dense(), layout.merge(x))
+        assert relative_error(layout.merge(layer(x)), dense) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

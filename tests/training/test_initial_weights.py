@@ -10,7 +10,10 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from support.training_runs import Ended, assert_same, call, image_folder
+from timm.models.resnet import BasicBlock
+from timm.models.resnet import ResNet as TimmResNet
 
 from flopping.checkpoints import write_weights
 from flopping.data.batches import read_sample
@@ -111,6 +114,25 @@ def test_other_classes_of_the_same_number_get_a_new_classifier(shoes: Path, tmp_
     for data, left_out in ((others, True), (shoes, False)):
         ended = train("finetune", data, tmp_path / f"from-{left_out}", *small, "--init", str(tmp_path / "shoes"))
         assert ("head.weight (3, 32) left out" in ended.err) == left_out
+
+
+def test_weights_of_a_timm_resnet_are_trained_on(tmp_path: Path) -> None:
+    """All of them but the classifier; with hardly any learning rate they stay as they are."""
+    source = randomize_(TimmResNet(BasicBlock, [1, 1, 1, 1], num_classes=1000))
+    write_weights(source.state_dict(), tmp_path / "timm.safetensors")
+    network = ("model_args.depths=[1,1,1,1]", "model_args.group=trivial", "img_size=32", "batch_size=4")
+    short = ("epochs=1", "warmup_epochs=0", "lr=1e-12", "layer_decay=null", "warmup_lr=1e-12", "min_lr=0")
+    data = image_folder(tmp_path / "data", 2, 1, size=32)
+    common = ("--model", "resnet_flop_18", "--data", str(data), "-o", str(tmp_path / "run"), *OPTIONS)
+    ended = call("train", "finetune", *network, *short, *common, "--init", str(tmp_path / "timm.safetensors"))
+    assert ended.code == 0, ended.err
+    assert "fc.weight (1000, 512) left out" in ended.err
+    trained = load_file(tmp_path / "run" / "last" / "model.safetensors")
+    found = [value for name, value in trained.items() if name.startswith("layer4") and "conv" in name]
+    expected = [value for name, value in source.state_dict().items() if name.startswith("layer4") and "conv" in name]
+    assert len(found) == 2
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path, shoes: Path) -> None:
