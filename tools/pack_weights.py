@@ -24,7 +24,7 @@ from flopping.files import atomic_write
 from flopping.models.zoo import TRAINED, ZOO
 from flopping.training.job import Job
 from flopping.training.networks import load_checkpoint
-from flopping.training.recipe import load
+from flopping.training.recipe import load, names
 from flopping.training.run_log import read_log
 
 LIMIT = 4 * 10**6
@@ -89,12 +89,15 @@ def result_of(run: Path) -> dict[str, Any]:
 
 
 def command_of(job: Job) -> str:
-    """The command of the recipe, with what was changed in it, and placeholders for the user's data and run."""
+    """The command of the recipe, with placeholders for the user's data and run.
+
+    What was changed in a recipe of the package is listed. Of others the card has the whole text.
+    """
     words = shlex.split(job.recipe.about.command)
     recipe = words[words.index("train") + 1] if "train" in words[:-1] else "RECIPE"
-    kept = load(recipe) if recipe != "RECIPE" else job.recipe
-    names = [each.name for each in fields(job.recipe) if each.name not in ("about", "model", "model_args")]
-    now, before = ({name: getattr(each, name) for name in names} for each in (job.recipe, kept))
+    kept = load(recipe) if recipe in names() else job.recipe
+    compared = [each.name for each in fields(kept) if each.name not in ("about", "model", "model_args")]
+    now, before = ({name: getattr(each, name) for name in compared} for each in (job.recipe, kept))
     changes = [shlex.quote(f"{name}={json.dumps(value)}") for name, value in now.items() if value != before[name]]
     return " ".join(["flopping train", recipe, *changes, "--model", shlex.quote(job.model), "--data DATA -o RUN"])
 

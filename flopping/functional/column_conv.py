@@ -1,6 +1,6 @@
 """Convolution along the columns of maps, in the form that a CPU computes fastest.
 
-Legend: B batch, H W places, C channels; k taps. Filters are `(out, in / groups, k, 1)`.
+Legend: B batch, H W places, C channels. Filters are `(out, in / groups, taps, 1)`.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ _HAS_ONEDNN = has_onednn()  # compilers can't follow the call
 
 
 def convolve_columns(
-    x: Tensor, filters: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int, groups: int
+    x: Tensor, filters: Tensor, bias: Tensor | None, taps: int, stride: int, padding: int, dilation: int, groups: int
 ) -> Tensor:
     """Maps `(B, H, W, C)` with filters of one column. Stride, padding and dilation are those of rows.
 
-    In compiled code a stride becomes channels, if the kernel is a multiple of it, and small maps become one product. A
-    map becomes one row of H W places with a dilation of W, where `LARGEST_ROW_MAP` allows it.
+    On a CPU, in float32: in compiled code a stride becomes channels if the taps and the padded height are multiples of
+    it, and a map of at most `LARGEST_PRODUCT_MAP` places becomes one product if oneDNN multiplies. Another map without
+    a stride becomes one row of H W places, with a dilation of W, up to `LARGEST_ROW_MAP`.
     """
     is_static = _has_fixed_size_for_onednn(x)
     can_rearrange = is_static and groups == 1 and torch.compiler.is_compiling()
-    if can_rearrange and stride > 1 and _can_fold_stride(x, filters, stride, padding, dilation):
+    can_fold = can_rearrange and stride > 1 and dilation == 1 and taps % stride == 0
+    if can_fold and (x.shape[1] + 2 * padding) % stride == 0:
         x, filters = _fold_stride(x, filters, stride, padding)
-        stride, padding = 1, 0
-    taps = filters.shape[2]
+        taps, stride, padding = taps // stride, 1, 0
     if groups == 1 and (taps, stride, padding) == (1, 1, 0):
         return linear(x, filters.flatten(1), bias)
-    is_small = x.shape[1] * x.shape[2] <= LARGEST_PRODUCT_MAP if can_rearrange and stride == 1 else False
+    is_small = can_rearrange and stride == 1 and x.shape[1] * x.shape[2] <= LARGEST_PRODUCT_MAP
     if is_small and can_use_onednn(x, filters):
-        return _multiply_rows(x, filters, bias, padding, dilation)
+        return _multiply_rows(x, filters, bias, taps, padding, dilation)
     if is_static and stride == 1 and (x.shape[2] <= LARGEST_ROW_MAP or not torch.is_grad_enabled()):
         width = x.shape[2]
         row = x.flatten(1, 2).unsqueeze(1)
@@ -90,16 +91,12 @@ def _has_fixed_size_for_onednn(x: Tensor) -> bool:
     return is_static is not None and is_static(x.shape[1]) and is_static(x.shape[2])
 
 
-def _multiply_rows(x: Tensor, filters: Tensor, bias: Tensor | None, padding: int, dilation: int) -> Tensor:
+def _multiply_rows(x: Tensor, filters: Tensor, bias: Tensor | None, taps: int, padding: int, dilation: int) -> Tensor:
     """One product of matrices: the rows that the taps read become channels."""
-    padded, taps = F.pad(x, (0, 0, 0, 0, padding, padding)), filters.shape[2]
+    padded = F.pad(x, (0, 0, 0, 0, padding, padding))
     height = padded.shape[1] - dilation * (taps - 1)
     rows = [padded.narrow(1, dilation * tap, height) for tap in range(taps)]
     return linear(torch.cat(rows, -1), filters.squeeze(3).transpose(1, 2).flatten(1), bias)
-
-
-def _can_fold_stride(x: Tensor, filters: Tensor, stride: int, padding: int, dilation: int) -> bool:
-    return dilation == 1 and filters.shape[2] % stride == 0 and (x.shape[1] + 2 * padding) % stride == 0
 
 
 def _fold_stride(x: Tensor, filters: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:

@@ -297,7 +297,7 @@ def _convolve(x: Tensor, filters: Tensor, bias: Tensor | None, plan: ConvPlan) -
     window = _remaining_window(plan)
     if plan.is_sliced(1):
         (stride, _), (padding, _), (dilation, _) = window
-        return convolve_columns(x, filters, bias, stride, padding, dilation, plan.groups)
+        return convolve_columns(x, filters, bias, plan.rest[0], stride, padding, dilation, plan.groups)
     return conv2d(x, filters, bias, *window, plan.groups)
 
 

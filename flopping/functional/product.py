@@ -23,8 +23,8 @@ _enabled = False
 def tune_cpu() -> None:
     """Make networks faster on this CPU: the process keeps freed memory, and oneDNN multiplies where it is faster.
 
-    `flopping train`, `eval`, `predict`, `experiment` and `bench` call it. See `flopping.machine.keep_freed_memory` and
-    `use_onednn`.
+    `flopping train`, `eval`, `predict`, `experiment` and `bench` of networks call it. See
+    `flopping.machine.keep_freed_memory` and `use_onednn`.
     """
     keep_freed_memory()
     if onednn_is_faster():
@@ -34,7 +34,8 @@ def tune_cpu() -> None:
 def use_onednn(enable: bool = True) -> None:
     """Let oneDNN multiply by all matrices of `flopping.nn.Linear`, in float32 on a CPU.
 
-    Also by those of `flopping.nn.Conv2d`, where the filter that is left after folding is 1 x 1.
+    Also by those of `flopping.nn.Conv2d` where the filter left after folding is 1 x 1 and, in compiled code, where the
+    map is small.
 
     By default torch multiplies, on x86 by MKL. The switch holds for the process. Exported networks contain torch's
     products, and so do matrices with hooks and what `torch.func` transforms. The compiler's freezing and autotuning do
@@ -69,7 +70,7 @@ def is_for_onednn(x: Tensor, matrix: nn.Linear) -> bool:
 
 
 def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN multiplies by a tensor of weights, which is no module's."""
+    """Whether oneDNN multiplies these tensors, as in `is_for_onednn`. Hooks of a module are not looked at."""
     if not _enabled or is_symbolic(x) or is_exporting() or is_transformed():
         return False
     if x.dim() < 2 or type(weight) not in (Tensor, nn.Parameter) or torch.is_autocast_enabled("cpu"):

@@ -32,9 +32,9 @@ class ResNet(Backbone):
     """ResNet for any group of the pixel grid; `group="trivial"` is timm's, with the same weights.
 
     `depths`, `widths` and `strides` are those of the stages; with `bottleneck` they give four times the width. Strides
-    are 1 and then 2, if they are not given. Features may be taken after the stem and after every stage. `stem_type` is
-    "" (one 7 x 7 convolution), "deep" (three 3 x 3), "half" (one convolution with a stride of 2, no pooling) or "small"
-    (one 3 x 3 without stride and no pooling), the last two for small images. `avg_down` puts a mean before the
+    are by default 1 for the first stage and 2 for others. Features may be taken after the stem and after every stage.
+    `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3), "half" (one convolution with a stride of 2, no
+    pooling) or "small" (one 3 x 3 without stride and no pooling), the last two for small images. `avg_down` puts a mean before the
     convolution of a shortcut with a stride: over 2 x 2 places in an ordinary network, as in timm, and over 3 x 3 in
     others, whose sizes are odd. `handoffs` counts blocks through all stages; other arguments as for
     `VisionTransformer`.
@@ -100,8 +100,7 @@ class ResNet(Backbone):
         self.has_small_stem, self.avg_down = stem_type in ("half", "small"), avg_down
         if avg_down and even_sizes:
             raise ValueError(
-                f"with stride_kernel={stride_kernel!r} no shortcut with a stride begins with a mean over 3 x 3 places:"
-                " leave out avg_down, got avg_down=True"
+                f"avg_down is for stride_kernel=3: leave it out, got avg_down=True, stride_kernel={stride_kernel!r}"
             )
         schedule = Schedule(group, sum(depths), handoffs, extra_share)
         rates = torch.linspace(0, probability(drop_path_rate), sum(depths), device="cpu").tolist()
@@ -235,6 +234,8 @@ class ResNet(Backbone):
         self.stage_count = stages - 1
 
     def grid_of(self, img_size: Grid) -> Grid:
+        if self.even_sizes:  # no layer has a border beyond the last window
+            return img_size[0] // self.reduction, img_size[1] // self.reduction
         return -(-img_size[0] // self.reduction), -(-img_size[1] // self.reduction)
 
     def embed(self, image: Tensor) -> Feature:
@@ -245,6 +246,8 @@ class ResNet(Backbone):
 
     def _check_size(self, size: Grid) -> None:
         """Refuse an image size that some layer would refuse, with a message in terms of the image."""
+        if self.even_sizes and min(size) < self.reduction:
+            raise ValueError(f"ResNet: images have at least {self.reduction} pixels along each axis, got {size}")
         step, total, offset = self.mirrored_reduction, self.reduction, 0 if self.even_sizes else 1
         for axis in mirrored_axes(self.first_group):
             if (size[axis] - offset) % step:

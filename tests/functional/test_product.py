@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from support.marks import needs_compiler
+from support.marks import needs_compiler, needs_onednn, needs_static_sizes
 from support.memory import kept_bytes
 from torch import Tensor, nn
 from torch.nn.utils import prune
@@ -22,7 +22,7 @@ from flopping.testing import relative_error
 OP = torch.ops.flopping.onednn_linear.default
 
 
-pytestmark = pytest.mark.skipif(not machine.has_onednn(), reason="this torch was built without oneDNN")
+pytestmark = needs_onednn
 
 
 @pytest.fixture(autouse=True)
@@ -112,12 +112,14 @@ def test_what_is_left_of_a_convolution() -> None:
     assert not torch.equal(found[0][0], found[1][0])  # so oneDNN ran
 
 
+@needs_static_sizes
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation", "size"),
     [(3, 1, 1, 1, (7, 7)), (3, 1, 0, 1, (5, 7)), (5, 1, 4, 2, (6, 8)), (4, 2, 1, 1, (6, 8)), (3, 1, 1, 1, (7, 8))],
 )
 def test_small_maps_are_convolved_as_one_product(kernel, stride, padding, dilation, size) -> None:
     """In compiled code, up to 49 places. Oracle: the dense layer."""
+    torch.compiler.reset()
     layout, graphs = Layout.regular("flop", 8), []
     layer, x = fnn.Conv2d(layout, layout, kernel, stride, padding, dilation), layout.random(2, *size)
 

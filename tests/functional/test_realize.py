@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.marks import needs_compiler
+from support.marks import needs_compiler, needs_onednn, needs_static_sizes
 from torch._dynamo.testing import CompileCounter
 from torch._inductor.utils import run_and_get_code
 from torch.func import functional_call, grad, jvp, vmap
@@ -80,6 +80,8 @@ def test_a_folded_activation_is_computed_once(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < calls[0] < calls[1]
 
 
+@needs_onednn
+@needs_static_sizes
 @pytest.mark.parametrize(("kernel", "padding"), [(2, 0), (4, 1), (4, 0)])
 @pytest.mark.parametrize("group", [flop, flip, trivial], ids=str)
 def test_strides_in_compiled_training(group: Group, kernel: int, padding: int) -> None:
@@ -118,7 +120,7 @@ def test_compiled_gradients_of_torch_func() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning")  # torch.func.jvp calls it
-@pytest.mark.parametrize("by_onednn", [False, True], ids=["torch", "oneDNN"])
+@pytest.mark.parametrize("by_onednn", [False, pytest.param(True, marks=needs_onednn)], ids=["torch", "oneDNN"])
 @pytest.mark.parametrize("kind", [fnn.Conv2d, fnn.Linear], ids=lambda kind: kind.__name__)
 def test_compiled_forward_mode(kind: type, by_onednn: bool) -> None:
     """Tangents of compiled layers; oracle: the eager ones."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.marks import needs_onednn
 from typer.testing import CliRunner
 
 from flopping.cost.timing import Timing
@@ -58,6 +59,7 @@ def test_what_is_refused() -> None:
         layers.select_runs(["Conv3d"])
 
 
+@needs_onednn
 def test_onednn_multiplies_in_convolutions_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch does it in ordinary layers; the switch is as before afterwards."""
     found = []

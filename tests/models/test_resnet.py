@@ -106,6 +106,12 @@ def test_even_sizes(group: str, bottleneck: bool, kernel: int | str) -> None:
 
 
 @torch.no_grad()
+def test_axes_that_are_not_mirrored_have_any_size() -> None:
+    model = make(bottleneck=False, stem_type="half", stride_kernel="max")
+    assert model.grid_of((30, 32)) == (7, 8) == model.forward_features(random_images(30, 32)).shape[2:]
+
+
+@torch.no_grad()
 def test_strides_of_stages() -> None:
     model = make(bottleneck=False, stem_type="half", stride_kernel="max", strides=(2, 1))
     assert [info["reduction"] for info in model.feature_info] == [2, 4, 4]
@@ -161,7 +167,7 @@ REFUSED = {
     "less than a step": (lambda: make()(random_images(25, 6)), r"a width of 6 pixels: .*plus 1, e\.g\. 9 or 17;"),
     "less than an even step": (
         lambda: make(stem_type="half", stride_kernel=4)(random_images(32, 3)),
-        r"multiple of 4, e\.g\. 4 or 8;",
+        r"images have at least 4 pixels along each axis, got \(32, 3\)",
     ),
     "remedy": (
         lambda: make()(random_images(25, 40)),
@@ -173,7 +179,7 @@ REFUSED = {
     ),
     "means twice": (
         lambda: make(stem_type="half", stride_kernel=4, avg_down=True),
-        r"with stride_kernel=4 .*leave out avg_down",
+        r"avg_down is for stride_kernel=3.*got avg_down=True, stride_kernel=4",
     ),
     "maximum in a bottleneck": (lambda: make(stem_type="half", stride_kernel="max"), "set bottleneck=False"),
     "stages": (lambda: make(depths=(1,)), r"depths=\(1,\), widths=\(8, 16\)"),

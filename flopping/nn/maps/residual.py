@@ -97,7 +97,7 @@ class ResidualBlock(Module):
 
 
 class PooledBlock(Module):
-    """act(x + norm(conv(x))) with x = act(norm(pool(conv(image)))), for even sizes: a maximum in place of a stride.
+    """y = act(norm(pool(conv(x)))), then act(y + norm(conv(y))): a maximum takes the place of a stride. For even sizes.
 
     Convolutions are 3 x 3, and the maximum is that of every 2 x 2 places. `invariant_only` as for `ResidualBlock`.
 
