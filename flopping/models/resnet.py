@@ -34,9 +34,9 @@ class ResNet(Backbone):
     `depths`, `widths` and `strides` are those of the stages; with `bottleneck` they give four times the width. Strides
     are by default 1 for the first stage and 2 for others. Features may be taken after the stem and after every stage.
     `stem_type` is "" (one 7 x 7 convolution), "deep" (three 3 x 3), "half" (one convolution with a stride of 2, no
-    pooling) or "small" (one 3 x 3 without stride and no pooling), the last two for small images. `avg_down` puts a mean before the
-    convolution of a shortcut with a stride: over 2 x 2 places in an ordinary network, as in timm, and over 3 x 3 in
-    others, whose sizes are odd. `handoffs` counts blocks through all stages; other arguments as for
+    pooling) or "small" (one 3 x 3 without stride and no pooling), the last two for small images. `avg_down` puts a mean
+    before the convolution of a shortcut with a stride: over 2 x 2 places in an ordinary network, as in timm, and over
+    3 x 3 in others, whose sizes are odd. `handoffs` counts blocks through all stages; other arguments as for
     `VisionTransformer`.
 
     Kernels are odd and strides are 2, so mirrored axes of an image have a multiple of 32 pixels plus one: 225 pixels,
