@@ -13,12 +13,13 @@ from PIL import Image
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 from torch import Tensor, nn
 
+from flopping.checkpoints.weight_files import read_config
 from flopping.data.augment import Normalisation, Preparation, Transformed, stack_images
 from flopping.data.decode import convert_image
 from flopping.errors import UsageError, as_usage_error, own_code
 from flopping.groups import Group
 from flopping.models import targets
-from flopping.models.zoo import registered_name
+from flopping.models.zoo import registered_name, trained_folder
 from flopping.training.networks import group_to_test, load_timm_pretrained, open_checkpoint
 from flopping.training.preprocessing import normalisation_of, preparation_of
 
@@ -83,7 +84,8 @@ def open_classifier(
 ) -> Classifier:
     """A run, one of its checkpoints, a folder that timm's models save, a model's name, or `FILE.py:ATTRIBUTE`.
 
-    A model by name has the weights that timm knows for it. Ours have none: their weights are random, from one seed.
+    A model by name has the weights that timm knows for it, or that are part of the package. Others of ours have random
+    weights, from one seed.
     `average` takes the averaged weights (EMA) of a checkpoint. `code` names the file of a checkpoint whose network is
     your own code. `img_size` is another size of images; checkpoints refuse it.
 
@@ -120,7 +122,9 @@ def open_classifier(
     model = load_timm_pretrained(name, **sized) if trained else _load_untrained(name, img_size)
     chans, height, width = resolve_model_data_config(model)["input_size"]
     size = (chans, img_size or height, img_size or width)
-    return _assemble(name, model, _find_labels(model, name), size, device, trained=trained)
+    packed = trained_folder(name)
+    labels = _find_labels(model, name, read_config(packed).get("label_names") if packed is not None else None)
+    return _assemble(name, model, labels, size, device, trained=trained)
 
 
 def _assemble(

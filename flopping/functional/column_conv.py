@@ -27,10 +27,10 @@ batch 8); without gradients it is 1.02 to 1.09 for all:
 | speed | 1.11 | 1.08 | 1.05 | 1.01 | 0.78 | 0.82 | 0.68 |
 """
 LARGEST_PRODUCT_MAP = 49
-"""The largest map, in places, that compiled code convolves as one product of matrices by oneDNN.
+"""The largest map, in places, that compiled training convolves as one product of matrices by oneDNN.
 
-oneDNN's convolutions are slow for small maps. Forward and backward, a product takes so much of their time (two threads
-of an AMD EPYC with Zen 5):
+oneDNN's convolutions of small maps have slow gradients; without gradients a product is slower. Forward and backward, a
+product takes so much of their time (two threads of an AMD EPYC with Zen 5):
 
 | channels | 512 | 256 | 320 | 512 | 256 |
 |---|---|---|---|---|---|
@@ -47,8 +47,8 @@ def convolve_columns(
     """Maps `(B, H, W, C)` with filters of one column. Stride, padding and dilation are those of rows.
 
     On a CPU, in float32: in compiled code a stride becomes channels if the taps and the padded height are multiples of
-    it, and a map of at most `LARGEST_PRODUCT_MAP` places becomes one product if oneDNN multiplies. Another map without
-    a stride becomes one row of H W places, with a dilation of W, up to `LARGEST_ROW_MAP`.
+    it, and in compiled training a map of at most `LARGEST_PRODUCT_MAP` places becomes one product if oneDNN multiplies.
+    Another map without a stride becomes one row of H W places, with a dilation of W, up to `LARGEST_ROW_MAP`.
     """
     is_static = _has_fixed_size_for_onednn(x)
     can_rearrange = is_static and groups == 1 and torch.compiler.is_compiling()
@@ -58,8 +58,8 @@ def convolve_columns(
         taps, stride, padding = taps // stride, 1, 0
     if groups == 1 and (taps, stride, padding) == (1, 1, 0):
         return linear(x, filters.flatten(1), bias)
-    is_small = can_rearrange and stride == 1 and x.shape[1] * x.shape[2] <= LARGEST_PRODUCT_MAP
-    if is_small and can_use_onednn(x, filters):
+    is_trained = can_rearrange and stride == 1 and torch.is_grad_enabled()
+    if is_trained and x.shape[1] * x.shape[2] <= LARGEST_PRODUCT_MAP and can_use_onednn(x, filters):
         return _multiply_rows(x, filters, bias, taps, padding, dilation)
     if is_static and stride == 1 and (x.shape[2] <= LARGEST_ROW_MAP or not torch.is_grad_enabled()):
         width = x.shape[2]

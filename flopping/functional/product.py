@@ -34,8 +34,8 @@ def tune_cpu() -> None:
 def use_onednn(enable: bool = True) -> None:
     """Let oneDNN multiply by all matrices of `flopping.nn.Linear`, in float32 on a CPU.
 
-    Also by those of `flopping.nn.Conv2d` where the filter left after folding is 1 x 1 and, in compiled code, where the
-    map is small.
+    Also by those of `flopping.nn.Conv2d` where the filter left after folding is 1 x 1 and, in compiled training, where
+    the map is small.
 
     By default torch multiplies, on x86 by MKL. The switch holds for the process. Exported networks contain torch's
     products, and so do matrices with hooks and what `torch.func` transforms. The compiler's freezing and autotuning do

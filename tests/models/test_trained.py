@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -114,6 +115,9 @@ def test_commands_find_it_by_name(packed: Path, name: str, tmp_path: Path, monke
     ended = call("predict", name, str(image), "--json")
     assert ended.code == 0, ended
     assert len(ended.out.splitlines()) == 3
+    expected = json.loads((packed / "config.json").read_text(encoding="utf-8"))["label_names"]
+    for line in ended.out.splitlines():
+        assert all(each["label"] == expected[each["class"]] for each in json.loads(line)["top"])
     Path(name).mkdir()  # what exists is meant by its name
     with pytest.raises(UsageError, match="holds no checkpoint"):
         find_checkpoint(Path(name))
