@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from flopping.files import atomic_write
 from flopping.models.zoo import TRAINED, ZOO
 from flopping.training.job import Job
 from flopping.training.networks import load_checkpoint
-from flopping.training.recipe import load, names
+from flopping.training.recipe import About, load, names
 from flopping.training.run_log import read_log
 
 LIMIT = 4 * 10**6
@@ -134,7 +134,7 @@ def write_card(run: Path, folder: Path, version: str) -> str:
         command=command_of(job),
         version=version,
         labels=", ".join(config["label_names"]),
-        recipe=job.recipe.to_yaml(),
+        recipe=replace(job.recipe, about=About(source=job.recipe.about.source)).to_yaml(),
     )
 
 

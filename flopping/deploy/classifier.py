@@ -85,9 +85,8 @@ def open_classifier(
     """A run, one of its checkpoints, a folder that timm's models save, a model's name, or `FILE.py:ATTRIBUTE`.
 
     A model by name has the weights that timm knows for it, or that are part of the package. Others of ours have random
-    weights, from one seed.
-    `average` takes the averaged weights (EMA) of a checkpoint. `code` names the file of a checkpoint whose network is
-    your own code. `img_size` is another size of images; checkpoints refuse it.
+    weights, from one seed. `average` takes the averaged weights (EMA) of a checkpoint. `code` names the file of a
+    checkpoint whose network is your own code. `img_size` is another size of images; checkpoints refuse it.
 
     >>> untrained = open_classifier("deit3_flop_test_patch16_64")
     >>> untrained.name, untrained.input_size, untrained.trained, untrained.labels[1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch.nn.functional as F
 from torch import nn
 
@@ -21,7 +24,52 @@ def make_conv(before: Layout | int, after: Layout, kernel: int, stride: int, dev
     return Conv2d(before, after, kernel, stride, (kernel - 1) // 2, bias=False, device=device, dtype=dtype)
 
 
-class ResidualBlock(Module):
+class _Block(Module):
+    """Convolutions with a batch norm and an activation after each; the last norm comes before the sum."""
+
+    in_layout: Layout
+    leading = 3
+
+    def __init__(
+        self,
+        in_layout: Layout,
+        out: Layout,
+        convs: Sequence[tuple[Layout, Layout, int, int]],
+        *,
+        drop_path: float = 0.0,
+        eps: float = 1e-5,
+        function: Pointwise = F.relu,
+        invariant_only: bool = False,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
+        """`convs` are layouts before and after, kernel and stride of each convolution."""
+        super().__init__(in_layout, out.invariant_part if invariant_only else out)
+        self.count, self.branch_layout, self.invariant_only = len(convs), out, invariant_only
+        for i, (before, after, kernel, stride) in enumerate(convs, 1):
+            self.add_module(f"conv{i}", make_conv(before, after, kernel, stride, device, dtype))
+            self.add_module(f"bn{i}", BatchNorm(after, eps, device=device, dtype=dtype))
+            self.add_module(f"act{i}", Activation(after, function))
+        self.drop_path = DropPath(out, drop_path)
+
+    @property
+    def last_norm(self) -> BatchNorm:
+        """The last norm of the branch."""
+        norm: BatchNorm = getattr(self, f"bn{self.count}")
+        return norm
+
+    def _add_branch(self, x: Feature, shortcut: Feature, first: int = 1) -> Feature:
+        """act(shortcut + branch(x)); the branch begins with the convolution of this number."""
+        for i in range(first, self.count + 1):
+            x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
+            if i < self.count:
+                x = getattr(self, f"act{i}")(x)
+        total = functional.residual(shortcut, self.drop_path(x), self.branch_layout)
+        out: Feature = getattr(self, f"act{self.count}")(total)
+        return functional.invariant_only(out) if self.invariant_only else out
+
+
+class ResidualBlock(_Block):
     """act(x + branch(x)) on maps; the branch is 3 x 3, 3 x 3, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
 
     A batch norm follows every convolution, and activations stand between them. The convolution with a stride has a
@@ -36,9 +84,6 @@ class ResidualBlock(Module):
     [(2, 3, 4, 8), (2, 3, 4, 8)]
     """
 
-    in_layout: Layout
-    leading = 3
-
     def __init__(
         self,
         in_layout: Layout,
@@ -49,25 +94,17 @@ class ResidualBlock(Module):
         stride_kernel: int = 3,
         bottleneck: bool = False,
         shortcut_pool: int | None = None,
-        drop_path: float = 0.0,
         eps: float = 1e-5,
-        function: Pointwise = F.relu,
-        invariant_only: bool = False,
         device: Device = None,
         dtype: Dtype = None,
+        **options: Any,
     ) -> None:
-        super().__init__(in_layout, out.invariant_part if invariant_only else out)
-        self.invariant_only = invariant_only
+        """`options` are `drop_path`, `function` and `invariant_only`."""
         kernel = stride_kernel if stride > 1 else 3
         convs = [(in_layout, width, kernel, stride), (width, out, 3, 1)]
         if bottleneck:
             convs = [(in_layout, width, 1, 1), (width, width, kernel, stride), (width, out, 1, 1)]
-        self.count, self.branch_layout = len(convs), out
-        for i, (before, after, size, conv_stride) in enumerate(convs, 1):
-            self.add_module(f"conv{i}", make_conv(before, after, size, conv_stride, device, dtype))
-            self.add_module(f"bn{i}", BatchNorm(after, eps, device=device, dtype=dtype))
-            self.add_module(f"act{i}", Activation(after, function))
-        self.drop_path = DropPath(out, drop_path)
+        super().__init__(in_layout, out, convs, eps=eps, device=device, dtype=dtype, **options)
         self.downsample: nn.Module = nn.Identity()
         if stride > 1 or in_layout != out:
             pool: list[nn.Module] = []
@@ -78,68 +115,31 @@ class ResidualBlock(Module):
             conv = make_conv(in_layout, out, 1, 1 if pool else stride, device, dtype)
             self.downsample = nn.Sequential(*pool, conv, BatchNorm(out, eps, device=device, dtype=dtype))
 
-    @property
-    def last_norm(self) -> BatchNorm:
-        """The last norm of the branch."""
-        norm: BatchNorm = getattr(self, f"bn{self.count}")
-        return norm
-
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "ResidualBlock", self.leading)
-        shortcut = self.downsample(x)
-        for i in range(1, self.count + 1):
-            x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
-            if i < self.count:
-                x = getattr(self, f"act{i}")(x)
-        total = functional.residual(shortcut, self.drop_path(x), self.branch_layout)
-        out: Feature = getattr(self, f"act{self.count}")(total)
-        return functional.invariant_only(out) if self.invariant_only else out
+        return self._add_branch(x, self.downsample(x))
 
 
-class PooledBlock(Module):
+class PooledBlock(_Block):
     """y = act(norm(pool(conv(x)))), then act(y + norm(conv(y))): a maximum takes the place of a stride. For even sizes.
 
-    Convolutions are 3 x 3, and the maximum is that of every 2 x 2 places. `invariant_only` as for `ResidualBlock`.
+    Convolutions are 3 x 3, and the maximum is that of every 2 x 2 places. `options` are those of `ResidualBlock`,
+    `eps`, `device` and `dtype`.
 
     >>> layout = Layout.regular("flop", 8)
     >>> [tuple(part.shape) for part in PooledBlock(layout, layout * 2)(layout.random(2, 4, 6))]
     [(2, 2, 3, 8), (2, 2, 3, 8)]
     """
 
-    in_layout: Layout
-    leading = 3
+    conv1: Conv2d
+    bn1: BatchNorm
+    act1: Activation
 
-    def __init__(
-        self,
-        in_layout: Layout,
-        out: Layout,
-        *,
-        drop_path: float = 0.0,
-        eps: float = 1e-5,
-        function: Pointwise = F.relu,
-        invariant_only: bool = False,
-        device: Device = None,
-        dtype: Dtype = None,
-    ) -> None:
-        super().__init__(in_layout, out.invariant_part if invariant_only else out)
-        self.invariant_only, self.branch_layout = invariant_only, out
-        self.conv1 = make_conv(in_layout, out, 3, 1, device, dtype)
+    def __init__(self, in_layout: Layout, out: Layout, **options: Any) -> None:
+        super().__init__(in_layout, out, [(in_layout, out, 3, 1), (out, out, 3, 1)], **options)
         self.pool = MaxPool2d(out, 2)
-        self.bn1 = BatchNorm(out, eps, device=device, dtype=dtype)
-        self.act1 = Activation(out, function)
-        self.conv2 = make_conv(out, out, 3, 1, device, dtype)
-        self.bn2 = BatchNorm(out, eps, device=device, dtype=dtype)
-        self.drop_path = DropPath(out, drop_path)
-        self.act2 = Activation(out, function)
-
-    @property
-    def last_norm(self) -> BatchNorm:
-        """The last norm of the branch."""
-        return self.bn2
 
     def forward(self, x: Feature) -> Feature:
         x = self.in_layout.parts(x, "PooledBlock", self.leading)
         x = self.act1(self.bn1(self.pool(self.conv1(x))))
-        branch = self.drop_path(self.bn2(self.conv2(x)))
-        out: Feature = self.act2(functional.residual(x, branch, self.branch_layout))
-        return functional.invariant_only(out) if self.invariant_only else out
+        return self._add_branch(x, x, first=2)
